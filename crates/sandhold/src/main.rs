@@ -1,0 +1,3 @@
+//! Placeholder until its first commit.
+
+fn main() {}

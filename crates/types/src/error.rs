@@ -1,0 +1,115 @@
+//! Stable error codes: what a client, an operator and the documentation call a failure (R-P10).
+
+use std::time::Duration;
+
+/// Whether the same request may succeed later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The same request will fail again.
+    Never,
+    /// Worth trying again after this long; sent as `Retry-After` in whole seconds.
+    After(Duration),
+}
+
+macro_rules! error_codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $status:literal;)*) => {
+        /// A stable name for a kind of failure. Each has a page under `docs/errors`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum ErrorCode {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl ErrorCode {
+            /// Every code, for documentation and its test.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The text that clients match on; it never changes.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $code,)* }
+            }
+
+            /// The HTTP status that goes with it.
+            #[must_use]
+            pub const fn http_status(self) -> u16 {
+                match self { $(Self::$name => $status,)* }
+            }
+        }
+    };
+}
+
+error_codes! {
+    /// A field, parameter, path or body is not what the contract says.
+    InvalidRequest = "invalid_request", 400;
+    /// No key, or one that is unknown or revoked.
+    Unauthenticated = "unauthenticated", 401;
+    /// The key is known and may not do this.
+    Forbidden = "forbidden", 403;
+    /// No such sandbox for this tenant (another tenant's is the same to it).
+    SandboxNotFound = "sandbox_not_found", 404;
+    /// No such template for this tenant.
+    TemplateNotFound = "template_not_found", 404;
+    /// No such route.
+    RouteNotFound = "route_not_found", 404;
+    /// The route exists; this method does not.
+    MethodNotAllowed = "method_not_allowed", 405;
+    /// The sandbox is already in the state that was asked for.
+    AlreadySo = "already_so", 409;
+    /// The state of the sandbox does not allow it.
+    Conflict = "conflict", 409;
+    /// An idempotency key came back with another request.
+    IdempotencyMismatch = "idempotency_mismatch", 422;
+    /// The body is larger than the limit.
+    TooLarge = "too_large", 413;
+    /// What was asked for is not built yet; it is refused rather than ignored.
+    NotSupported = "not_supported", 400;
+    /// The tenant's own limit is reached.
+    QuotaExceeded = "quota_exceeded", 429;
+    /// Too many requests or connections at once.
+    TooManyRequests = "too_many_requests", 429;
+    /// Another operation holds the sandbox.
+    Busy = "busy", 503;
+    /// The node has no room (R-P11).
+    CapacityExceeded = "capacity_exceeded", 503;
+    /// The deadline of the request passed before the work was done.
+    DeadlineExceeded = "deadline_exceeded", 504;
+    /// The data plane inside the sandbox did not become ready or stopped answering.
+    GuestUnresponsive = "sandbox_snapshot_guest_agent_unresponsive", 503;
+    /// The engine failed. The message says at which step.
+    EngineFailed = "engine_failed", 500;
+    /// The node's disk, store or another part of the machine failed.
+    Internal = "internal", 500;
+    /// The server is stopping and takes no new work.
+    ShuttingDown = "shutting_down", 503;
+}
+
+impl ErrorCode {
+    /// Whether and when to try again, unless the failure itself knows better.
+    #[must_use]
+    pub const fn default_retry(self) -> Retry {
+        match self {
+            Self::Busy | Self::ShuttingDown => Retry::After(Duration::from_secs(2)),
+            Self::QuotaExceeded
+            | Self::TooManyRequests
+            | Self::CapacityExceeded
+            | Self::GuestUnresponsive => Retry::After(Duration::from_secs(5)),
+            _ => Retry::Never,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_capacity_is_never_500() {
+        // R-P10
+        let mut seen = std::collections::BTreeSet::new();
+        for code in ErrorCode::ALL {
+            assert!(seen.insert(code.as_str()), "{} twice", code.as_str());
+        }
+        assert_eq!(ErrorCode::CapacityExceeded.http_status(), 503);
+        assert_ne!(ErrorCode::CapacityExceeded.default_retry(), Retry::Never);
+    }
+}
