@@ -1,1 +1,65 @@
-//! Placeholder until its first commit.
+//! Templates on disk: definitions, root file systems, warm images and the catalogue of builds.
+//!
+//! ```text
+//!  template.toml ──prepare──▶ root file system ──(node bakes)──▶ warm image ──publish──▶ catalogue
+//! ```
+//!
+//! Invariants:
+//! - A build is immutable: its directory is written under a temporary name, made durable and
+//!   renamed into place; whatever is not in place is rubbish of an interrupted build.
+//! - A build's bytes stay while a sandbox that came from it is there.
+//! - Shared catalogue directories are only read.
+//!
+//! This crate knows nothing of a sandbox's life.
+
+use std::{path::PathBuf, sync::Arc};
+
+use sandhold_engine::EngineIdentity;
+use sandhold_types::{BuildId, Namespace, Resources, TemplateId, Timestamp, Token};
+
+/// One immutable build of a template, ready to make sandboxes from.
+#[derive(Debug, Clone)]
+pub struct Build {
+    /// The build.
+    pub id: BuildId,
+    /// The template it is a build of.
+    pub template: TemplateId,
+    /// Names of the template, the main one first.
+    pub names: Vec<String>,
+    /// The tenant it belongs to; `None` serves everybody.
+    pub owner: Option<Namespace>,
+    /// The root file system, with the agent in it.
+    pub root_fs: PathBuf,
+    /// The command that boots it.
+    pub command: Vec<String>,
+    /// The environment it is booted with, `NAME=value`. Holds no secret.
+    pub environment: Vec<String>,
+    /// Limits of sandboxes made from it.
+    pub resources: Resources,
+    /// The memory image, if it was baked.
+    pub warm: Option<WarmImage>,
+    /// When it was finished.
+    pub built_at: Timestamp,
+    /// Bytes on disk.
+    pub size_bytes: u64,
+}
+
+/// The memory image of a build.
+#[derive(Debug, Clone)]
+pub struct WarmImage {
+    /// Where the engine wrote it.
+    pub directory: PathBuf,
+    /// Which engine wrote it; another may not be able to read it.
+    pub engine: EngineIdentity,
+    /// The control token that the agent in it expects.
+    pub control_token: Token,
+}
+
+/// What the node needs of the catalogue.
+pub trait Builds: Send + Sync + std::fmt::Debug {
+    /// The current build that `reference` (an ID, a name, `name:tag`) means to this tenant.
+    fn resolve(&self, namespace: &Namespace, reference: &str) -> Option<Arc<Build>>;
+
+    /// A build by its identifier, current or not.
+    fn build(&self, id: &BuildId) -> Option<Arc<Build>>;
+}

@@ -1,0 +1,118 @@
+//! Why the platform did not do what was asked.
+
+use std::time::Duration;
+
+use sandhold_types::{ErrorCode, Retry, SandboxId, SandboxState};
+
+/// A failed request to the platform.
+#[derive(Debug, thiserror::Error)]
+pub enum PlatformError {
+    /// No such sandbox.
+    #[error("sandbox {0} was not found")]
+    NotFound(SandboxId),
+    /// The create names a template that is not there.
+    #[error("template '{0}' was not found")]
+    TemplateNotFound(String),
+    /// A value that was asked for cannot be had.
+    #[error("{0}")]
+    Invalid(String),
+    /// Something this build cannot do yet.
+    #[error("{0} is not supported")]
+    NotSupported(String),
+    /// It is already in the state that was asked for.
+    #[error("sandbox {id} is already {state}")]
+    AlreadySo {
+        /// The sandbox.
+        id: SandboxId,
+        /// Its state.
+        state: SandboxState,
+    },
+    /// Another operation holds it.
+    #[error("sandbox {id} is {state}; try again in {} s", retry_after.as_secs())]
+    Busy {
+        /// The sandbox.
+        id: SandboxId,
+        /// What is being done to it.
+        state: SandboxState,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// Its state does not allow this.
+    #[error("sandbox {id} is {state}, which does not allow this")]
+    Conflict {
+        /// The sandbox.
+        id: SandboxId,
+        /// Its state.
+        state: SandboxState,
+    },
+    /// The node has no room for this (R-P11).
+    #[error("no capacity: {what}")]
+    Capacity {
+        /// Which resource is short, needed and left.
+        what: String,
+    },
+    /// The deadline passed at this step.
+    #[error("the deadline passed while {step}")]
+    Deadline {
+        /// What was being done.
+        step: &'static str,
+    },
+    /// The data plane did not become ready, or stopped answering.
+    #[error("the sandbox does not answer: {detail}")]
+    GuestUnresponsive {
+        /// What was tried and what came back.
+        detail: String,
+    },
+    /// The engine failed at this step.
+    #[error("the engine failed while {step}")]
+    Engine {
+        /// What was being done.
+        step: &'static str,
+        /// The engine's own error.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The machine failed at this step: disk, network set-up, store.
+    #[error("the node failed while {step}")]
+    Node {
+        /// What was being done.
+        step: &'static str,
+        /// The cause.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The node is stopping.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+impl PlatformError {
+    /// The stable code.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound(_) => ErrorCode::SandboxNotFound,
+            Self::TemplateNotFound(_) => ErrorCode::TemplateNotFound,
+            Self::Invalid(_) => ErrorCode::InvalidRequest,
+            Self::NotSupported(_) => ErrorCode::NotSupported,
+            Self::AlreadySo { .. } => ErrorCode::AlreadySo,
+            Self::Busy { .. } => ErrorCode::Busy,
+            Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::Capacity { .. } => ErrorCode::CapacityExceeded,
+            Self::Deadline { .. } => ErrorCode::DeadlineExceeded,
+            Self::GuestUnresponsive { .. } => ErrorCode::GuestUnresponsive,
+            Self::Engine { .. } => ErrorCode::EngineFailed,
+            Self::Node { .. } => ErrorCode::Internal,
+            Self::ShuttingDown => ErrorCode::ShuttingDown,
+        }
+    }
+
+    /// Whether and when to try again.
+    #[must_use]
+    pub fn retry(&self) -> Retry {
+        match self {
+            Self::Busy { retry_after, .. } => Retry::After(*retry_after),
+            other => other.code().default_retry(),
+        }
+    }
+}
