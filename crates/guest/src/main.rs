@@ -1,3 +1,45 @@
-//! Placeholder until its first commit.
+//! `sandhold-agent`: PID 1 of a sandbox.
 
-fn main() {}
+use std::process::ExitCode;
+
+use sandhold_guest::{app, config::AgentConfig};
+
+/// Threads that run asynchronous work. A sandbox often has one core; a second thread keeps the
+/// agent answering while the first is in a long system call.
+const WORKER_THREADS: usize = 2;
+/// Threads for blocking file work. More requests than this wait their turn.
+const BLOCKING_THREADS_MAX: usize = 64;
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("SANDHOLD_AGENT_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+        )
+        .init();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(%error, "the agent cannot run");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), app::AppError> {
+    let config = AgentConfig::load(&config_path())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKER_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .enable_all()
+        .build()
+        .map_err(app::AppError::Runtime)?;
+    runtime.block_on(app::run(config))
+}
+
+fn config_path() -> std::path::PathBuf {
+    std::env::args_os()
+        .nth(1)
+        .map_or_else(|| AgentConfig::DEFAULT_PATH.into(), Into::into)
+}
