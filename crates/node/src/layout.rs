@@ -1,0 +1,240 @@
+//! Where a node keeps its files.
+//!
+//! ```text
+//! <data>/lock                      held while a process owns the directory
+//! <data>/node.json                 the node's tag, made once
+//! <data>/sandboxes/<id>/record.json
+//! <data>/sandboxes/<id>/engine/    the instance's directory, the engine's own
+//! <data>/ended/<id>.json           what is remembered of one that is gone
+//! ```
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use sandhold_engine::{InstanceId, InstanceRef};
+use sandhold_types::{Entropy, Incarnation, SandboxId};
+
+/// Why the node's directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// A file or directory could not be handled.
+    #[error("could not {step} {path}")]
+    File {
+        /// What was being done.
+        step: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process owns the directory.
+    #[error("{path} is in use by another sandhold; stop it or choose another --data-dir")]
+    Locked {
+        /// The data directory.
+        path: PathBuf,
+    },
+    /// The node's own note cannot be understood.
+    #[error("{path} is not a node description of this version")]
+    BadNode {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct NodeFile {
+    version: u32,
+    tag: String,
+}
+
+/// The node's directory, locked for as long as this value lives.
+#[derive(Debug)]
+pub struct Layout {
+    root: PathBuf,
+    tag: String,
+    _lock: File,
+}
+
+/// How many characters keep two nodes on one machine apart.
+const TAG_LENGTH: usize = 6;
+
+impl Layout {
+    /// Opens or makes a node's directory and locks it.
+    ///
+    /// # Errors
+    /// It is in use, or cannot be written.
+    pub fn open(root: &Path, entropy: &dyn Entropy) -> Result<Self, LayoutError> {
+        let at = |step, path: &Path| {
+            let path = path.to_owned();
+            move |source| LayoutError::File { step, path, source }
+        };
+        for directory in [root.to_owned(), root.join("sandboxes"), root.join("ended")] {
+            let mut builder = fs::DirBuilder::new();
+            builder.recursive(true).mode(0o700);
+            builder.create(&directory).map_err(at("make", &directory))?;
+        }
+        let root = root.canonicalize().map_err(at("resolve", root))?;
+        let lock_path = root.join("lock");
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&lock_path)
+            .map_err(at("open", &lock_path))?;
+        let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&lock, exclusive)
+            .map_err(|_| LayoutError::Locked { path: root.clone() })?;
+        let tag = read_or_make_tag(&root.join("node.json"), entropy)?;
+        Ok(Self {
+            root,
+            tag,
+            _lock: lock,
+        })
+    }
+
+    /// The node's tag: six lower-case characters in the names of all it makes on the machine.
+    #[must_use]
+    pub fn tag(&self) -> &str {
+        &self.tag
+    }
+
+    /// The data directory.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn sandboxes(&self) -> PathBuf {
+        self.root.join("sandboxes")
+    }
+
+    pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    pub(crate) fn record(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("record.json")
+    }
+
+    pub(crate) fn instance(&self, id: &SandboxId, incarnation: Incarnation) -> InstanceRef {
+        InstanceRef {
+            id: InstanceId {
+                sandbox: id.clone(),
+                incarnation,
+            },
+            directory: self.sandbox(id).join("engine"),
+        }
+    }
+
+    pub(crate) fn ended(&self) -> PathBuf {
+        self.root.join("ended")
+    }
+}
+
+fn read_or_make_tag(path: &Path, entropy: &dyn Entropy) -> Result<String, LayoutError> {
+    let bad = || LayoutError::BadNode {
+        path: path.to_owned(),
+    };
+    match fs::read(path) {
+        Ok(bytes) => {
+            let node: NodeFile = serde_json::from_slice(&bytes).map_err(|_| bad())?;
+            let fits = node.version == 1
+                && node.tag.len() == TAG_LENGTH
+                && node
+                    .tag
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+            if fits { Ok(node.tag) } else { Err(bad()) }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let tag = SandboxId::generate(entropy).as_str()[..TAG_LENGTH].to_owned();
+            let bytes = serde_json::to_vec(&NodeFile {
+                version: 1,
+                tag: tag.clone(),
+            })
+            .unwrap_or_default();
+            write_durably(path, &bytes, Durability::Synced).map_err(|source| {
+                LayoutError::File {
+                    step: "write",
+                    path: path.to_owned(),
+                    source,
+                }
+            })?;
+            Ok(tag)
+        }
+        Err(source) => Err(LayoutError::File {
+            step: "read",
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Whether a write must survive a power cut, or only the death of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// Flushed to the disk before it counts.
+    Synced,
+    /// In the kernel's hands. Enough for a note about processes, which a power cut ends anyway.
+    Process,
+}
+
+/// Writes a new file and renames it into place, so that a reader sees the old bytes or the new.
+pub(crate) fn write_durably(path: &Path, bytes: &[u8], durability: Durability) -> io::Result<()> {
+    let temporary = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(true).write(true).mode(0o600);
+    let mut file = options.open(&temporary)?;
+    file.write_all(bytes)?;
+    if durability == Durability::Synced {
+        file.sync_data()?;
+    }
+    fs::rename(&temporary, path)?;
+    if durability == Durability::Synced
+        && let Some(parent) = path.parent()
+    {
+        File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use sandhold_types::SystemEntropy;
+
+    use super::*;
+
+    #[test]
+    fn one_process_owns_a_directory_and_its_tag_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = Layout::open(directory.path(), &SystemEntropy).unwrap();
+        let tag = first.tag().to_owned();
+        let second = Layout::open(directory.path(), &SystemEntropy);
+        assert!(matches!(second, Err(LayoutError::Locked { .. })));
+        drop(first);
+        assert_eq!(
+            Layout::open(directory.path(), &SystemEntropy)
+                .unwrap()
+                .tag(),
+            tag
+        );
+    }
+
+    #[test]
+    fn a_foreign_node_file_is_refused_rather_than_guessed_at() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(
+            directory.path().join("node.json"),
+            br#"{"version":9,"tag":"abcdef"}"#,
+        )
+        .unwrap();
+        let opened = Layout::open(directory.path(), &SystemEntropy);
+        assert!(matches!(opened, Err(LayoutError::BadNode { .. })));
+    }
+}

@@ -1,0 +1,246 @@
+//! The node: its parts, its start and its stop.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sandhold_engine::{Engine, EngineError};
+use sandhold_images::Builds;
+use sandhold_network::{Network, NetworkError};
+use sandhold_platform::{Platform, PlatformError};
+use sandhold_types::{Actor, BuildId, Clock, Deadline, Entropy, SandboxId};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+};
+
+use crate::{
+    actor::{Beginning, MAILBOX_MAX, SandboxActor},
+    agent::AgentControl,
+    capacity::CapacityPolicy,
+    faults::Faults,
+    layout::{Durability, Layout},
+    meter,
+    record::Record,
+    recovery::{self, RecoveryReport},
+    registry::{Entry, Full, Registry},
+    sweeper,
+};
+
+/// Settings of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// What it may use of the machine.
+    pub capacity: CapacityPolicy,
+    /// Sandboxes that are started at the same time; others wait their turn. More than the machine
+    /// has cores makes all of them slower and none faster.
+    pub launches_max: usize,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        Self {
+            capacity: CapacityPolicy::default(),
+            launches_max: cores * 2,
+        }
+    }
+}
+
+/// What a node is made of. All of it comes from outside, so that tests bring their own.
+#[derive(Debug)]
+pub struct Dependencies {
+    /// Runs the sandboxes.
+    pub engine: Arc<dyn Engine>,
+    /// Connects them.
+    pub network: Arc<dyn Network>,
+    /// What they are made from.
+    pub builds: Arc<dyn Builds>,
+    /// Talks to what is inside them.
+    pub agent: Arc<dyn AgentControl>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness.
+    pub entropy: Arc<dyn Entropy>,
+    /// Where files are.
+    pub layout: Arc<Layout>,
+    /// Crashes on purpose.
+    pub faults: Faults,
+    /// Turns for starting sandboxes.
+    pub launches: Semaphore,
+}
+
+impl Dependencies {
+    /// Writes the record to its place.
+    pub(crate) async fn persist(
+        &self,
+        record: &Record,
+        durability: Durability,
+    ) -> Result<(), PlatformError> {
+        let directory = self.layout.sandbox(&record.id);
+        let path = self.layout.record(&record.id);
+        let record = record.clone();
+        let write = tokio::task::spawn_blocking(move || {
+            std::fs::create_dir_all(directory.join("engine"))?;
+            record.write(&path, durability)
+        });
+        let written = write
+            .await
+            .map_err(std::io::Error::other)
+            .and_then(|result| result);
+        written.map_err(|source| PlatformError::Node {
+            step: "writing its record",
+            source: source.into(),
+        })
+    }
+}
+
+/// Why a node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The engine's listing or inspection failed, so nothing may be concluded.
+    #[error("could not ask the engine what is there")]
+    Engine(#[from] EngineError),
+    /// The network's listing failed, so nothing may be concluded.
+    #[error("could not ask which networks are there")]
+    Network(#[from] NetworkError),
+    /// The sandbox directories cannot be read.
+    #[error("could not read the sandboxes in the data directory")]
+    ReadSandboxes(#[source] std::io::Error),
+    /// Something half-made could not be swept up.
+    #[error("could not sweep up what is left of sandbox {sandbox}")]
+    Sweep {
+        /// Of which sandbox.
+        sandbox: SandboxId,
+        /// The cause.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// More sandboxes were found than the node may have.
+    #[error("there are more sandboxes than the configured {sandboxes_max}")]
+    TooMany {
+        /// The most.
+        sandboxes_max: usize,
+    },
+}
+
+/// The sandboxes of one machine.
+#[derive(Debug)]
+pub struct Node {
+    dependencies: Arc<Dependencies>,
+    registry: Arc<Registry>,
+    config: NodeConfig,
+    stopping: AtomicBool,
+    background: std::sync::Mutex<JoinSet<()>>,
+}
+
+impl Node {
+    /// Puts in order what an earlier process left, then starts the sweeper and the meter.
+    ///
+    /// # Errors
+    /// What is there cannot be found out or put in order; nothing is guessed.
+    pub async fn start(
+        dependencies: Dependencies,
+        config: NodeConfig,
+    ) -> Result<(Arc<Self>, RecoveryReport), NodeError> {
+        let node = Arc::new(Self {
+            dependencies: Arc::new(dependencies),
+            registry: Arc::new(Registry::default()),
+            config,
+            stopping: AtomicBool::new(false),
+            background: std::sync::Mutex::new(JoinSet::new()),
+        });
+        let report = recovery::recover(&node).await?;
+        {
+            let mut background = node
+                .background
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            background.spawn(sweeper::run(
+                node.dependencies.clone(),
+                node.registry.clone(),
+            ));
+            background.spawn(meter::run(node.dependencies.clone(), node.registry.clone()));
+        }
+        Ok((node, report))
+    }
+
+    /// Takes no new work from now on; sandboxes go on running.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.background
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .abort_all();
+    }
+
+    /// Removes every sandbox, side by side, within `budget`. For a scratch data directory.
+    pub async fn kill_all(self: &Arc<Self>, budget: Duration) {
+        let deadline = Deadline::after(tokio::time::Instant::now().into_std(), budget);
+        let mut kills = JoinSet::new();
+        for view in self.list() {
+            let node = Arc::clone(self);
+            kills.spawn(async move {
+                let killed = node.kill(&view.id, Actor::Operator, deadline).await;
+                if let Err(error) = killed
+                    && !matches!(error, PlatformError::NotFound(_))
+                {
+                    tracing::warn!(sandbox = %view.id, error = ?error, "not removed at the stop");
+                }
+            });
+        }
+        while kills.join_next().await.is_some() {}
+    }
+
+    /// The builds that living sandboxes came from; their bytes must stay.
+    #[must_use]
+    pub fn builds_in_use(&self) -> std::collections::BTreeSet<BuildId> {
+        self.registry
+            .entries()
+            .iter()
+            .map(|entry| entry.view().template.build.clone())
+            .collect()
+    }
+
+    pub(crate) fn dependencies(&self) -> &Arc<Dependencies> {
+        &self.dependencies
+    }
+
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    pub(crate) fn config(&self) -> &NodeConfig {
+        &self.config
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Registers a sandbox and starts its actor.
+    pub(crate) fn start_actor(
+        &self,
+        record: Record,
+        beginning: Beginning,
+    ) -> Result<Arc<Entry>, Full> {
+        let (sender, mailbox) = mpsc::channel(MAILBOX_MAX);
+        let entry = Arc::new(Entry::new(&record, sender));
+        self.registry
+            .insert(entry.clone(), self.config.capacity.sandboxes_max)?;
+        let actor = SandboxActor {
+            dependencies: self.dependencies.clone(),
+            registry: self.registry.clone(),
+            entry: entry.clone(),
+            record,
+            mailbox,
+        };
+        // Not awaited: an actor lives as long as its sandbox and ends by itself.
+        drop(tokio::spawn(actor.run(beginning)));
+        Ok(entry)
+    }
+}

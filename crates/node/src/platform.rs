@@ -1,0 +1,265 @@
+//! The node as a [`Platform`].
+
+use std::{fs, sync::Arc};
+
+use async_trait::async_trait;
+use sandhold_platform::{
+    CreateSandbox, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Platform,
+    PlatformError, SandboxView, TemplateStamp, TimeRange,
+};
+use sandhold_types::{Actor, Deadline, SandboxId, SandboxState, Token};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    actor::{BUSY_RETRY, Beginning, Command, Reply},
+    capacity, meter,
+    node::Node,
+    record::{Record, Tokens},
+};
+
+/// The most of a console log that is read for one answer.
+const LOG_BYTES_MAX: u64 = 1024 * 1024;
+
+#[async_trait]
+impl Platform for Node {
+    async fn create(
+        &self,
+        request: CreateSandbox,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        let dependencies = self.dependencies();
+        let build = dependencies
+            .builds
+            .resolve(&request.owner.namespace, &request.template)
+            .ok_or_else(|| PlatformError::TemplateNotFound(request.template.clone()))?;
+        let image_mib = build
+            .warm
+            .as_ref()
+            .map_or(0, |_| u64::from(build.resources.memory_mib) / 8);
+        self.check_room(&build.resources, image_mib)?;
+        let entropy = dependencies.entropy.as_ref();
+        let tokens = Tokens {
+            access: Token::generate("ea_", entropy),
+            traffic: Token::generate("ta_", entropy),
+            control: Token::generate("", entropy),
+        };
+        let alias = (request.template != build.template.as_str()).then(|| request.template.clone());
+        let template = TemplateStamp {
+            id: build.template.clone(),
+            build: build.id.clone(),
+            alias,
+        };
+        let id = SandboxId::generate(entropy);
+        let now = dependencies.clock.now();
+        let record = Record::new(id, request, template, build.resources, tokens, now);
+        let (reply, answer) = oneshot::channel();
+        let beginning = Beginning::Create {
+            build,
+            deadline,
+            reply,
+        };
+        self.start_actor(record, beginning)
+            .map_err(|full| PlatformError::Capacity {
+                what: format!("{} sandboxes is the most on this node", full.sandboxes_max),
+            })?;
+        answer.await.unwrap_or(Err(PlatformError::ShuttingDown))
+    }
+
+    fn list(&self) -> Vec<Arc<SandboxView>> {
+        let mut views: Vec<_> = self
+            .registry()
+            .entries()
+            .iter()
+            .map(|entry| entry.view())
+            .collect();
+        views.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));
+        views
+    }
+
+    fn get(&self, id: &SandboxId) -> Option<Arc<SandboxView>> {
+        let live = self.registry().live(id).map(|entry| entry.view());
+        live.or_else(|| {
+            self.registry()
+                .ended(id)
+                .map(|record| Arc::new(record.view()))
+        })
+    }
+
+    async fn kill(
+        &self,
+        id: &SandboxId,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<(), PlatformError> {
+        self.ask(id, deadline, |reply| Command::Kill {
+            by,
+            deadline,
+            reply,
+        })
+        .await
+    }
+
+    async fn change_lifetime(
+        &self,
+        id: &SandboxId,
+        change: LifetimeChange,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.ask(id, deadline, |reply| Command::ChangeLifetime {
+            change,
+            by,
+            reply,
+        })
+        .await
+    }
+
+    async fn change_egress(
+        &self,
+        id: &SandboxId,
+        egress: Egress,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.ask(id, deadline, |reply| Command::ChangeEgress {
+            egress,
+            by,
+            reply,
+        })
+        .await
+    }
+
+    async fn metrics(
+        &self,
+        id: &SandboxId,
+        range: TimeRange,
+    ) -> Result<Vec<MetricSample>, PlatformError> {
+        let entry = self
+            .registry()
+            .live(id)
+            .ok_or_else(|| PlatformError::NotFound(id.clone()))?;
+        if entry.samples().is_empty() {
+            // A client that asks right after the create gets a figure, not an empty list.
+            meter::sample(self.dependencies(), &entry).await;
+        }
+        let samples = entry.samples().into_iter();
+        Ok(samples.filter(|sample| range.contains(sample.at)).collect())
+    }
+
+    async fn logs(&self, id: &SandboxId, limit: usize) -> Result<Vec<LogLine>, PlatformError> {
+        let mut lines: Vec<LogLine> = self.history(id).await?.iter().map(log_line).collect();
+        let console = self
+            .dependencies()
+            .layout
+            .sandbox(id)
+            .join("engine/console.log");
+        let read = move || read_tail(&console);
+        let text = tokio::task::spawn_blocking(read)
+            .await
+            .ok()
+            .and_then(Result::ok);
+        if let Some(view) = self.get(id) {
+            let console = text.as_deref().unwrap_or_default().lines();
+            let at = view.started_at;
+            let line = |line: &str| LogLine {
+                at,
+                level: "info",
+                message: line.to_owned(),
+            };
+            lines.extend(console.map(line));
+        }
+        lines.sort_by_key(|line| line.at);
+        let surplus = lines.len().saturating_sub(limit);
+        Ok(lines.split_off(surplus))
+    }
+
+    async fn history(&self, id: &SandboxId) -> Result<Vec<HistoryEvent>, PlatformError> {
+        if let Some(record) = self.registry().ended(id) {
+            return Ok(record.history.clone());
+        }
+        let path = self.dependencies().layout.record(id);
+        let read_id = id.clone();
+        let read = tokio::task::spawn_blocking(move || Record::read(&path, &read_id)).await;
+        match read {
+            Ok(Ok(record)) => Ok(record.history),
+            _ => Err(PlatformError::NotFound(id.clone())),
+        }
+    }
+}
+
+impl Node {
+    fn check_room(
+        &self,
+        wanted: &sandhold_types::Resources,
+        image_mib: u64,
+    ) -> Result<(), PlatformError> {
+        if self.is_stopping() {
+            return Err(PlatformError::ShuttingDown);
+        }
+        let (promised_mib, sandboxes) = self.registry().promised();
+        let room = capacity::measure(self.dependencies().layout.root(), promised_mib, sandboxes);
+        capacity::check(&room, &self.config().capacity, wanted, image_mib).map_err(|shortage| {
+            PlatformError::Capacity {
+                what: shortage.to_string(),
+            }
+        })
+    }
+
+    /// Tells the sandbox's actor something and waits for its answer, within the deadline.
+    async fn ask<T>(
+        &self,
+        id: &SandboxId,
+        deadline: Deadline,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, PlatformError> {
+        let not_found = || PlatformError::NotFound(id.clone());
+        let entry = self.registry().live(id).ok_or_else(not_found)?;
+        let (reply, answer) = oneshot::channel();
+        let busy = |state: SandboxState| PlatformError::Busy {
+            id: id.clone(),
+            state,
+            retry_after: BUSY_RETRY,
+        };
+        match entry.mailbox.try_send(command(reply)) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(not_found()),
+            Err(mpsc::error::TrySendError::Full(_)) => return Err(busy(entry.view().state)),
+        }
+        let at = tokio::time::Instant::from_std(deadline.instant());
+        match tokio::time::timeout_at(at, answer).await {
+            Ok(Ok(answer)) => answer,
+            // The actor ended with the command in its mailbox: the sandbox is gone.
+            Ok(Err(_)) => Err(not_found()),
+            Err(_) => Err(busy(entry.view().state)),
+        }
+    }
+}
+
+fn log_line(event: &HistoryEvent) -> LogLine {
+    let message = format!("{}: {} ({})", event.state, event.reason, event.actor);
+    LogLine {
+        at: event.at,
+        level: "info",
+        message,
+    }
+}
+
+/// The end of a console log, cut at a line. Guests write it, so bytes that are not text are
+/// replaced.
+fn read_tail(path: &std::path::Path) -> std::io::Result<String> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut file = fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    let skipped = length.saturating_sub(LOG_BYTES_MAX);
+    file.seek(SeekFrom::Start(skipped))?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES_MAX).read_to_end(&mut bytes)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    if skipped == 0 {
+        return Ok(text);
+    }
+    Ok(text
+        .split_once('\n')
+        .map(|(_, rest)| rest.to_owned())
+        .unwrap_or_default())
+}

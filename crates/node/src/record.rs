@@ -1,0 +1,187 @@
+//! What is written down about a sandbox: the node's truth (architecture, decision 1).
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use sandhold_platform::{
+    CreateSandbox, Egress, Ended, HistoryEvent, Owner, PublicTraffic, SandboxView, TemplateStamp,
+};
+use sandhold_types::{
+    Actor, EndReason, Incarnation, Lifetime, Resources, SandboxId, SandboxState, Timestamp, Token,
+};
+
+use crate::{
+    ENVD_VERSION,
+    layout::{Durability, write_durably},
+};
+
+/// The newest events that are kept of a sandbox; a very long life forgets its oldest.
+const HISTORY_MAX: usize = 256;
+
+/// The version of the record's form. Another one is refused, never reinterpreted.
+const VERSION: u32 = 1;
+
+/// The record of a sandbox. Readable by root only: it holds the sandbox's own tokens.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Record {
+    version: u32,
+    pub(crate) id: SandboxId,
+    pub(crate) owner: Owner,
+    pub(crate) template: TemplateStamp,
+    pub(crate) state: SandboxState,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) started_at: Timestamp,
+    pub(crate) last_activity: Timestamp,
+    pub(crate) lifetime: Lifetime,
+    pub(crate) resources: Resources,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) env_vars: BTreeMap<String, String>,
+    pub(crate) egress: Egress,
+    pub(crate) public_traffic: PublicTraffic,
+    pub(crate) mask_request_host: Option<String>,
+    pub(crate) domain: Option<String>,
+    pub(crate) tokens: Tokens,
+    pub(crate) history: Vec<HistoryEvent>,
+    pub(crate) ended: Option<Ended>,
+}
+
+/// The secrets of one sandbox.
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Tokens {
+    #[serde(with = "token_text")]
+    pub(crate) access: Token,
+    #[serde(with = "token_text")]
+    pub(crate) traffic: Token,
+    #[serde(with = "token_text")]
+    pub(crate) control: Token,
+}
+
+mod token_text {
+    use sandhold_types::Token;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(token: &Token, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(token.expose())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Token, D::Error> {
+        String::deserialize(d).map(Token::new)
+    }
+}
+
+impl Record {
+    /// The record of a sandbox that is about to be made.
+    pub(crate) fn new(
+        id: SandboxId,
+        request: CreateSandbox,
+        template: TemplateStamp,
+        resources: Resources,
+        tokens: Tokens,
+        now: Timestamp,
+    ) -> Self {
+        let actor = Actor::Client {
+            key: request.owner.key.clone(),
+            request: request.request,
+        };
+        let mut record = Self {
+            version: VERSION,
+            id,
+            owner: request.owner,
+            template,
+            state: SandboxState::Creating,
+            incarnation: Incarnation::INITIAL,
+            started_at: now,
+            last_activity: now,
+            lifetime: request.lifetime,
+            resources,
+            metadata: request.metadata,
+            env_vars: request.env_vars,
+            egress: request.egress,
+            public_traffic: request.public_traffic,
+            mask_request_host: request.mask_request_host,
+            domain: request.domain,
+            tokens,
+            history: Vec::new(),
+            ended: None,
+        };
+        record.note(
+            SandboxState::Creating,
+            actor,
+            "create was asked for".to_owned(),
+            now,
+        );
+        record
+    }
+
+    /// Goes to `state` and remembers who caused it and why (R-L12).
+    pub(crate) fn note(
+        &mut self,
+        state: SandboxState,
+        actor: Actor,
+        reason: String,
+        at: Timestamp,
+    ) {
+        self.state = state;
+        if self.history.len() == HISTORY_MAX {
+            self.history.remove(0);
+        }
+        let incarnation = self.incarnation;
+        self.history.push(HistoryEvent {
+            at,
+            state,
+            incarnation,
+            actor,
+            reason,
+        });
+    }
+
+    /// Notes the end.
+    pub(crate) fn end(&mut self, reason: EndReason, actor: Actor, at: Timestamp) {
+        self.note(SandboxState::Killed, actor, reason.to_string(), at);
+        self.ended = Some(Ended { at, reason });
+    }
+
+    /// What others may see of it.
+    pub(crate) fn view(&self) -> SandboxView {
+        let traffic_token = match self.public_traffic {
+            PublicTraffic::Allowed => None,
+            PublicTraffic::TokenRequired => Some(self.tokens.traffic.clone()),
+        };
+        SandboxView {
+            id: self.id.clone(),
+            owner: self.owner.clone(),
+            template: self.template.clone(),
+            state: self.state,
+            incarnation: self.incarnation,
+            started_at: self.started_at,
+            lifetime: self.lifetime,
+            last_activity: self.last_activity,
+            resources: self.resources,
+            metadata: self.metadata.clone(),
+            egress: self.egress.clone(),
+            public_traffic: self.public_traffic,
+            mask_request_host: self.mask_request_host.clone(),
+            domain: self.domain.clone(),
+            envd_version: ENVD_VERSION.to_owned(),
+            access_token: self.tokens.access.clone(),
+            traffic_token,
+            ended: self.ended.clone(),
+        }
+    }
+
+    /// Writes the record to `path` in one step.
+    pub(crate) fn write(&self, path: &Path, durability: Durability) -> io::Result<()> {
+        let bytes = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
+        write_durably(path, &bytes, durability)
+    }
+
+    /// Reads a record; one of another version or another sandbox is an error.
+    pub(crate) fn read(path: &Path, id: &SandboxId) -> io::Result<Self> {
+        let record: Self = serde_json::from_slice(&fs::read(path)?).map_err(io::Error::other)?;
+        if record.version != VERSION || record.id != *id {
+            return Err(io::Error::other(
+                "the record is of another version or another sandbox",
+            ));
+        }
+        Ok(record)
+    }
+}

@@ -1,0 +1,239 @@
+//! What a node does with what it finds after a restart (R-L3).
+//!
+//! ```text
+//!  directories ∪ engine's listing ∪ network's listing
+//!        │
+//!        ▼ plan(record, engine's truth)
+//!  adopt │ finish the removal │ undo │ sweep up
+//! ```
+//!
+//! Invariants: a sandbox whose record says `running` and whose processes live is kept; one whose
+//! create was not acknowledged is undone; whatever has no record is swept up. A listing that
+//! failed stops the start rather than being taken for an empty one (R-G11).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    sync::Arc,
+    time::Duration,
+};
+
+use sandhold_engine::InstanceStatus;
+use sandhold_types::{Deadline, EndReason, Incarnation, SandboxId, SandboxState};
+
+use crate::{
+    actor::{Beginning, end_reason},
+    node::{Dependencies, Node, NodeError},
+    record::Record,
+    registry::{ENDED_MAX, Entry},
+    remove,
+};
+
+/// How long the removal of one piece of rubbish may take.
+const SWEEP_BUDGET: Duration = Duration::from_secs(30);
+
+/// What recovery did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RecoveryReport {
+    /// Sandboxes that were found alive and kept.
+    pub adopted: usize,
+    /// Sandboxes whose end was finished or found out.
+    pub ended: usize,
+    /// Half-made or unknown things that were swept up.
+    pub swept: usize,
+}
+
+/// What is to be done with a sandbox that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Plan {
+    Adopt,
+    End(EndReason),
+}
+
+/// The rule: what the record says against what the engine found.
+fn plan(record: &Record, status: &InstanceStatus) -> Plan {
+    let noted = record.ended.clone().map(|ended| ended.reason);
+    match (record.state, status) {
+        (SandboxState::Killing | SandboxState::Killed, _) => {
+            Plan::End(noted.unwrap_or(EndReason::TimedOut))
+        }
+        (SandboxState::Running, InstanceStatus::Running) => Plan::Adopt,
+        (SandboxState::Running, InstanceStatus::Ended(cause)) => {
+            Plan::End(end_reason(cause.clone()))
+        }
+        (SandboxState::Running, InstanceStatus::Unknown) => Plan::End(EndReason::EngineFailed {
+            detail: "its processes were gone after a restart".to_owned(),
+        }),
+        (state, _) => Plan::End(EndReason::CreateFailed {
+            step: format!("the node was restarted while it was {state}"),
+        }),
+    }
+}
+
+/// Puts everything in order and starts an actor for each sandbox that is kept or still ending.
+pub(crate) async fn recover(node: &Node) -> Result<RecoveryReport, NodeError> {
+    let dependencies = node.dependencies();
+    let mut report = RecoveryReport::default();
+    let mut ending = Vec::new();
+    remember_ended(node).await?;
+    let found = Found::collect(dependencies).await?;
+    for id in &found.all {
+        match found.records.get(id) {
+            Some(record) => match recover_one(node, record.clone()).await? {
+                Recovered::Adopted => report.adopted += 1,
+                Recovered::Ending(entry) => ending.push(entry),
+            },
+            None => {
+                sweep_up(dependencies, id, &found).await?;
+                report.swept += 1;
+            }
+        }
+    }
+    report.ended = ending.len();
+    wait_for_ends(&ending).await;
+    Ok(report)
+}
+
+/// What became of a sandbox that had a record.
+enum Recovered {
+    Adopted,
+    Ending(Arc<Entry>),
+}
+
+/// Waits, within bounds, until the removals that recovery began are done, so that a node that says
+/// it is ready shows no half-dead sandboxes. The sweeper goes on with those that are not.
+async fn wait_for_ends(ending: &[Arc<Entry>]) {
+    let all = futures::future::join_all(ending.iter().map(|entry| entry.mailbox.closed()));
+    if tokio::time::timeout(SWEEP_BUDGET, all).await.is_err() {
+        tracing::warn!("some removals are not finished yet; the sweeper goes on with them");
+    }
+}
+
+/// Everything of which there is any trace.
+struct Found {
+    all: BTreeSet<SandboxId>,
+    records: BTreeMap<SandboxId, Record>,
+    incarnations: BTreeMap<SandboxId, BTreeSet<Incarnation>>,
+}
+
+impl Found {
+    async fn collect(dependencies: &Arc<Dependencies>) -> Result<Self, NodeError> {
+        let mut incarnations: BTreeMap<SandboxId, BTreeSet<Incarnation>> = BTreeMap::new();
+        for instance in dependencies.engine.list().await? {
+            incarnations
+                .entry(instance.sandbox)
+                .or_default()
+                .insert(instance.incarnation);
+        }
+        let mut all: BTreeSet<SandboxId> = incarnations.keys().cloned().collect();
+        all.extend(dependencies.network.list().await?);
+        let layout = Arc::clone(&dependencies.layout);
+        let read = tokio::task::spawn_blocking(move || {
+            let mut records = BTreeMap::new();
+            let mut directories = Vec::new();
+            for entry in fs::read_dir(layout.sandboxes())? {
+                let name = entry?.file_name();
+                let Some(Ok(id)) = name.to_str().map(str::parse::<SandboxId>) else {
+                    continue;
+                };
+                match Record::read(&layout.record(&id), &id) {
+                    Ok(record) => drop(records.insert(id.clone(), record)),
+                    Err(error) => tracing::warn!(sandbox = %id, %error, "no usable record"),
+                }
+                directories.push(id);
+            }
+            Ok((directories, records))
+        });
+        let read = read
+            .await
+            .map_err(std::io::Error::other)
+            .and_then(|result| result);
+        let (directories, records) = read.map_err(NodeError::ReadSandboxes)?;
+        all.extend(directories);
+        Ok(Self {
+            all,
+            records,
+            incarnations,
+        })
+    }
+}
+
+async fn recover_one(node: &Node, record: Record) -> Result<Recovered, NodeError> {
+    let dependencies = node.dependencies();
+    let instance = dependencies.layout.instance(&record.id, record.incarnation);
+    let status = dependencies.engine.inspect(&instance).await?;
+    match plan(&record, &status) {
+        Plan::Adopt => {
+            dependencies.engine.thaw(&instance).await?;
+            let mut record = record;
+            // An idle window begins anew: what happened meanwhile was not seen (R-L5).
+            record.last_activity = dependencies.clock.now();
+            node.start_actor(record, Beginning::Adopted)
+                .map(|_| Recovered::Adopted)
+        }
+        Plan::End(reason) => node
+            .start_actor(record, Beginning::Ending(reason))
+            .map(Recovered::Ending),
+    }
+    .map_err(|full| NodeError::TooMany {
+        sandboxes_max: full.sandboxes_max,
+    })
+}
+
+/// Removes what has no record: it was never acknowledged to anybody.
+async fn sweep_up(
+    dependencies: &Dependencies,
+    id: &SandboxId,
+    found: &Found,
+) -> Result<(), NodeError> {
+    let now = tokio::time::Instant::now().into_std();
+    let deadline = Deadline::after(now, SWEEP_BUDGET);
+    let first = BTreeSet::from([Incarnation::INITIAL]);
+    for incarnation in found.incarnations.get(id).unwrap_or(&first) {
+        let removed = remove::remove_resources(dependencies, id, *incarnation, deadline).await;
+        removed.map_err(|source| NodeError::Sweep {
+            sandbox: id.clone(),
+            source: source.into(),
+        })?;
+    }
+    let removed = remove::remove_directory(dependencies, id).await;
+    removed.map_err(|source| NodeError::Sweep {
+        sandbox: id.clone(),
+        source: source.into(),
+    })
+}
+
+/// Reads the tombstones, so that a client is still told why its sandbox ended.
+async fn remember_ended(node: &Node) -> Result<(), NodeError> {
+    let layout = Arc::clone(&node.dependencies().layout);
+    let read = tokio::task::spawn_blocking(move || {
+        let mut records = Vec::new();
+        for entry in fs::read_dir(layout.ended())? {
+            let path = entry?.path();
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            let Some(Ok(id)) = stem.map(str::parse::<SandboxId>) else {
+                continue;
+            };
+            match Record::read(&path, &id) {
+                Ok(record) if record.state == SandboxState::Killed => records.push(record),
+                _ => drop(fs::remove_file(&path)),
+            }
+        }
+        records.sort_by_key(|record| record.ended.as_ref().map(|ended| ended.at));
+        let surplus = records.len().saturating_sub(ENDED_MAX);
+        for forgotten in records.drain(..surplus) {
+            drop(fs::remove_file(
+                layout.ended().join(format!("{}.json", forgotten.id)),
+            ));
+        }
+        Ok(records)
+    });
+    let read = read
+        .await
+        .map_err(std::io::Error::other)
+        .and_then(|result| result);
+    for record in read.map_err(NodeError::ReadSandboxes)? {
+        node.registry().retire(record);
+    }
+    Ok(())
+}

@@ -1,0 +1,95 @@
+//! How a sandbox is removed, from every state (R-L8).
+//!
+//! ```text
+//!  record (killing) ─▶ processes ─▶ network ─▶ tombstone ─▶ directory
+//! ```
+//!
+//! Every step is idempotent, so a removal that was cut short anywhere is simply done again. The
+//! directory goes last: while anything is left, it is there to be found.
+
+use std::{fs, io};
+
+use sandhold_engine::EngineError;
+use sandhold_network::NetworkError;
+use sandhold_types::{Deadline, Incarnation, SandboxId};
+
+use crate::{layout::Durability, node::Dependencies, record::Record};
+
+/// Which step of a removal failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoveError {
+    /// Its processes could not be removed.
+    #[error("could not remove its processes")]
+    Engine(#[from] EngineError),
+    /// Its network could not be removed.
+    #[error("could not remove its network")]
+    Network(#[from] NetworkError),
+    /// Its files could not be removed, or its end not be written down.
+    #[error("could not {step}")]
+    Files {
+        /// What was being done.
+        step: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Removes everything of the sandbox and leaves a tombstone. `record` says how it ended.
+pub(crate) async fn remove(
+    dependencies: &Dependencies,
+    record: &Record,
+    deadline: Deadline,
+) -> Result<(), RemoveError> {
+    remove_resources(dependencies, &record.id, record.incarnation, deadline).await?;
+    let tombstone = dependencies
+        .layout
+        .ended()
+        .join(format!("{}.json", record.id));
+    let buried = record.clone();
+    let write = move || buried.write(&tombstone, Durability::Process);
+    files("write down its end", write).await?;
+    dependencies.faults.reach("remove.tombstone");
+    remove_directory(dependencies, &record.id).await?;
+    dependencies.faults.reach("remove.directory");
+    Ok(())
+}
+
+/// Removes processes and network of a sandbox of which perhaps nothing else is known.
+pub(crate) async fn remove_resources(
+    dependencies: &Dependencies,
+    id: &SandboxId,
+    incarnation: Incarnation,
+    deadline: Deadline,
+) -> Result<(), RemoveError> {
+    let instance = dependencies.layout.instance(id, incarnation);
+    dependencies.engine.remove(&instance, deadline).await?;
+    dependencies.faults.reach("remove.engine");
+    dependencies.network.detach(id).await?;
+    dependencies.faults.reach("remove.network");
+    Ok(())
+}
+
+/// Removes a sandbox's directory; idempotent.
+pub(crate) async fn remove_directory(
+    dependencies: &Dependencies,
+    id: &SandboxId,
+) -> Result<(), RemoveError> {
+    let directory = dependencies.layout.sandbox(id);
+    let remove = move || match fs::remove_dir_all(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    files("remove its directory", remove).await
+}
+
+async fn files(
+    step: &'static str,
+    work: impl FnOnce() -> io::Result<()> + Send + 'static,
+) -> Result<(), RemoveError> {
+    let done = tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other);
+    done.and_then(|result| result)
+        .map_err(|source| RemoveError::Files { step, source })
+}
