@@ -103,6 +103,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_code_has_a_page_that_names_its_status() {
+        let pages = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors");
+        for code in ErrorCode::ALL {
+            let page = pages.join(format!("{}.md", code.as_str()));
+            let text = std::fs::read_to_string(&page).unwrap_or_default();
+            let status = format!("HTTP status {}.", code.http_status());
+            assert!(text.contains(&status), "{} does not say '{status}'", page.display());
+        }
+    }
+
+    #[test]
     fn codes_are_unique_and_capacity_is_never_500() {
         // R-P10
         let mut seen = std::collections::BTreeSet::new();
