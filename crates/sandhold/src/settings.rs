@@ -1,0 +1,35 @@
+//! Defaults, and where things are looked for.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+/// Where a server keeps its data unless told otherwise.
+pub(crate) const DATA_DIR: &str = "/var/lib/sandhold/data";
+/// Where set-up puts the default templates.
+pub(crate) const SHARED_TEMPLATES: &str = "/var/lib/sandhold/templates";
+/// Where a server listens unless told otherwise.
+pub(crate) const LISTEN: &str = "127.0.0.1:3000";
+
+/// The gVisor runtime: `SANDHOLD_RUNSC`, or the first `runsc` on the path.
+pub(crate) fn find_runsc() -> Option<PathBuf> {
+    if let Some(path) = env::var_os("SANDHOLD_RUNSC") {
+        return Some(PathBuf::from(path));
+    }
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .map(|directory| directory.join("runsc"))
+        .find(|file| file.is_file())
+}
+
+/// The catalogues that every server on this machine may read: `SANDHOLD_TEMPLATES` (a path list),
+/// or where set-up puts them.
+pub(crate) fn shared_templates() -> Vec<PathBuf> {
+    match env::var_os("SANDHOLD_TEMPLATES") {
+        Some(list) => env::split_paths(&list)
+            .filter(|path| !path.as_os_str().is_empty())
+            .collect(),
+        None => vec![Path::new(SHARED_TEMPLATES).to_owned()],
+    }
+}
