@@ -1,0 +1,172 @@
+//! R-L3: the server is killed at every step, and what it finds afterwards is put in order.
+
+mod support;
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sandhold_types::{Entropy, SeededEntropy};
+use support::{Server, Site};
+
+/// The journalled steps of a create, in their order.
+const CREATE_STEPS: [&str; 5] = [
+    "create.recorded",
+    "create.network",
+    "create.launched",
+    "create.introduced",
+    "create.running",
+];
+
+/// The journalled steps of a removal, in their order.
+const REMOVE_STEPS: [&str; 5] = [
+    "remove.recorded",
+    "remove.engine",
+    "remove.network",
+    "remove.tombstone",
+    "remove.directory",
+];
+
+/// What is on the machine is exactly what is listed, and all of it answers.
+fn assert_in_order(site: &Site, server: &Server) -> BTreeSet<String> {
+    let listed = server.list();
+    for id in &listed {
+        assert!(server.answers(id), "{id} is listed and does not answer");
+    }
+    let traces = site.traces();
+    assert_eq!(
+        traces.all(),
+        listed,
+        "traces that are not listed: {traces:?}"
+    );
+    listed
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_create_loses_nothing_and_leaves_nothing() {
+    let site = Site::new();
+    let server = site.start(&[]);
+    let kept = server.create().unwrap();
+    server.stop();
+    for step in CREATE_STEPS {
+        let server = site.start(&["--fault-at", step]);
+        assert_eq!(
+            server.create(),
+            None,
+            "{step}: the server was to die before its answer"
+        );
+        server.wait_for_death();
+        let server = site.start(&[]);
+        let listed = assert_in_order(&site, &server);
+        assert!(
+            listed.contains(&kept),
+            "{step}: an acknowledged sandbox was lost"
+        );
+        // Only one whose last step was written down may be there besides.
+        let most = if step == "create.running" { 2 } else { 1 };
+        assert!(listed.len() <= most, "{step}: {listed:?}");
+        for id in listed.iter().filter(|id| **id != kept) {
+            assert_eq!(server.delete(id), Some(204), "{step}");
+        }
+        server.stop();
+    }
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_removal_is_finished_after_the_restart() {
+    let site = Site::new();
+    let server = site.start(&[]);
+    let kept = server.create().unwrap();
+    server.stop();
+    for step in REMOVE_STEPS {
+        let server = site.start(&["--fault-at", step]);
+        let victim = server.create().unwrap();
+        assert_eq!(
+            server.delete(&victim),
+            None,
+            "{step}: the server was to die first"
+        );
+        server.wait_for_death();
+        let server = site.start(&[]);
+        let listed = assert_in_order(&site, &server);
+        assert_eq!(listed, BTreeSet::from([kept.clone()]), "{step}");
+        assert_eq!(server.delete(&victim), Some(404), "{step}: it is gone");
+        server.stop();
+    }
+}
+
+/// Creates and deletes until told to stop or the server dies, keeping the books of a client.
+#[derive(Default)]
+struct Client {
+    acknowledged: BTreeSet<String>,
+    in_doubt: BTreeSet<String>,
+}
+
+fn churn(server: &Server, books: &Mutex<Client>, stop: &AtomicBool) {
+    const KEPT: usize = 2;
+    while !stop.load(Ordering::Acquire) {
+        let Some(id) = server.create() else { return };
+        let mut client = books.lock().unwrap();
+        client.acknowledged.insert(id);
+        while client.acknowledged.len() > KEPT {
+            let victim = client.acknowledged.pop_first().unwrap();
+            // Until the answer comes, a client cannot know whether it is there.
+            client.in_doubt.insert(victim.clone());
+            drop(client);
+            let Some(status) = server.delete(&victim) else {
+                return;
+            };
+            assert_eq!(status, 204);
+            client = books.lock().unwrap();
+            client.in_doubt.remove(&victim);
+        }
+    }
+}
+
+#[test]
+fn two_hundred_crashes_at_random_lose_nothing_that_was_acknowledged() {
+    const CRASHES: usize = 200;
+    const LIFE_MS_MAX: u16 = 700;
+    let site = Site::new();
+    let books = Arc::new(Mutex::new(Client::default()));
+    let entropy = SeededEntropy::new(0x5a4d);
+    for crash in 0..CRASHES {
+        let server = Arc::new(site.start(&[]));
+        {
+            let mut client = books.lock().unwrap();
+            let listed = server.list();
+            let lost: Vec<_> = client.acknowledged.difference(&listed).collect();
+            assert!(
+                lost.is_empty(),
+                "crash {crash}: {lost:?} were acknowledged and are lost"
+            );
+            for id in &client.acknowledged {
+                assert!(server.answers(id), "crash {crash}: {id} does not answer");
+            }
+            // Adopt what was made but not told, so that it is deleted in its turn.
+            client.acknowledged = listed;
+            client.in_doubt.clear();
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let client = std::thread::spawn({
+            let (server, books, stop) = (server.clone(), books.clone(), stop.clone());
+            move || churn(&server, &books, &stop)
+        });
+        let mut random = [0u8; 2];
+        entropy.fill(&mut random);
+        let life_ms = u16::from_le_bytes(random) % LIFE_MS_MAX;
+        std::thread::sleep(Duration::from_millis(u64::from(life_ms)));
+        server.kill_now();
+        stop.store(true, Ordering::Release);
+        client.join().unwrap();
+    }
+    let server = site.start(&[]);
+    let listed = assert_in_order(&site, &server);
+    assert!(books.lock().unwrap().acknowledged.is_subset(&listed));
+    server.stop();
+}
