@@ -79,6 +79,20 @@ error_codes! {
     EngineFailed = "engine_failed", 500;
     /// The node's disk, store or another part of the machine failed.
     Internal = "internal", 500;
+    /// The gateway knows no such sandbox (wire contract, "Proxy answers SDKs parse").
+    SandboxUnknown = "sandbox_unknown", 502;
+    /// The gateway was asked for a sandbox that has ended; the message says why (R-L12).
+    SandboxEnded = "sandbox_ended", 502;
+    /// The gateway was asked for a sandbox that exists and does not run.
+    SandboxNotRunning = "sandbox_not_running", 502;
+    /// The sandbox runs and nobody listens on the port.
+    PortClosed = "port_closed", 502;
+    /// A server in the sandbox took the connection and closed it without an answer.
+    PortConnectionClosed = "port_connection_closed", 502;
+    /// A port of the sandbox neither took nor refused the connection, or went silent.
+    PortNoAnswer = "port_no_answer", 502;
+    /// The ports of the sandbox need its traffic token, which is missing or wrong.
+    TrafficTokenRequired = "traffic_token_required", 403;
     /// The server is stopping and takes no new work.
     ShuttingDown = "shutting_down", 503;
 }

@@ -1,0 +1,552 @@
+//! One request, from its head to its answer.
+//!
+//! ```text
+//!  target ─▶ route ─▶ token ─▶ permit ─▶ kept connection ──┬──▶ answer ─▶ relay / splice
+//!              │                            │ none, dead    │
+//!              ▼                            ▼               │
+//!           Failure                      dial ──────────────┘
+//! ```
+//!
+//! Owns nothing but its configuration and the pool. Invariants:
+//! - A request is sent a second time only if no byte of it was sent, or if it is idempotent and has
+//!   no body (RFC 9110 9.2.2); and then on a fresh connection.
+//! - A connection is of the incarnation that the route was looked up for; if the sandbox has moved
+//!   on, the route is looked up once more.
+//! - When the sandbox fails to answer, the route is looked up again before blaming the server in
+//!   it: a sandbox that ended meanwhile is told as ended (R-L12).
+//!
+//! It never starts, stops or wakes a sandbox.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, Uri, Version, request::Parts,
+    uri::PathAndQuery,
+};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use sandhold_platform::{DialError, PublicTraffic, Route, RouteLookup, Routes};
+use sandhold_types::{Clock, Deadline, SandboxId};
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    activity::Usage,
+    answers::{Audience, Failure, answer},
+    body::{ReplyBody, UploadBody},
+    config::GatewayConfig,
+    headers::{self, Passage, Presented},
+    pool::{Connection, Full, Permit, Pool, Sender, Wire},
+    signature::SignedFile,
+    target::{self, AGENT_PORT, Target},
+    upgrade::{self, Switch},
+};
+
+/// How many kept connections are tried before a fresh one is opened.
+const KEPT_ATTEMPTS_MAX: usize = 2;
+/// How often a route is looked up because the sandbox moved on under the request.
+const ROUTE_ATTEMPTS_MAX: usize = 2;
+/// The read and write buffer of a connection to a sandbox, in bytes.
+const GUEST_BUFFER_BYTES: usize = 256 * 1024;
+
+/// Who connected; put into a request's extensions by whoever accepted the connection.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientAddress(pub SocketAddr);
+
+/// Forwards requests to ports of sandboxes. Cheap to clone; clones share everything.
+#[derive(Debug, Clone)]
+pub struct Gateway {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    routes: Arc<dyn Routes>,
+    clock: Arc<dyn Clock>,
+    config: GatewayConfig,
+    pool: Pool,
+    /// Upgraded connections, which outlive their requests.
+    tunnels: TaskTracker,
+    /// Ends the tunnels.
+    closing: CancellationToken,
+    /// Upgrades asked for, to make their keys differ.
+    upgrades: AtomicU64,
+}
+
+/// What a request turned into on its way.
+struct Prepared {
+    request: Request<UploadBody>,
+    usage: Arc<Usage>,
+    switch: Option<Switch>,
+    wire: Wire,
+}
+
+/// A sandbox's answer and the connection it came on.
+struct Answered {
+    response: Response<Incoming>,
+    connection: Connection,
+}
+
+impl Gateway {
+    /// A gateway over `routes`.
+    #[must_use]
+    pub fn new(routes: Arc<dyn Routes>, clock: Arc<dyn Clock>, config: GatewayConfig) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                routes,
+                clock,
+                pool: Pool::new(&config),
+                config,
+                tunnels: TaskTracker::new(),
+                closing: CancellationToken::new(),
+                upgrades: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// Whether a request is the gateway's, and what for. Pure.
+    #[must_use]
+    pub fn claims(&self, head: &Parts) -> Option<Target> {
+        target::decide(head, &self.inner.config.shared_hosts)
+    }
+
+    /// Answers a request that [`Self::claims`] claimed.
+    pub async fn handle(&self, target: Target, request: Request<Incoming>) -> Response<ReplyBody> {
+        let (port, audience) = match &target {
+            Target::Port { port, .. } if !headers::is_agent(*port) => {
+                (*port, Audience::of(request.headers()))
+            }
+            Target::Port { port, .. } => (*port, Audience::Program),
+            Target::SignedFile(_) => (AGENT_PORT, Audience::Program),
+            Target::Refused(_) => (AGENT_PORT, Audience::of(request.headers())),
+        };
+        if headers::is_agent(port) && headers::is_preflight(request.method(), request.headers()) {
+            return preflight(&request);
+        }
+        let result = match target {
+            Target::Port { sandbox, port } => self.inner.forward(sandbox, port, request).await,
+            Target::SignedFile(file) => match self.inner.owner_of(&file) {
+                Ok(sandbox) => self.inner.forward(sandbox, AGENT_PORT, request).await,
+                Err(failure) => Err(failure),
+            },
+            Target::Refused(refusal) => Err(Failure::Refused(refusal)),
+        };
+        result.unwrap_or_else(|failure| {
+            tracing::debug!(?failure, "answered instead of a sandbox");
+            let mut response = answer(&failure, audience);
+            if headers::is_agent(port) {
+                headers::allow_origins(response.headers_mut());
+            }
+            response
+        })
+    }
+
+    /// Closes kept connections that are too old or of an earlier life; to be called about once a
+    /// second. [`crate::serve`] does.
+    pub fn sweep(&self) {
+        let routes = &self.inner.routes;
+        self.inner
+            .pool
+            .sweep(|sandbox| match routes.route(sandbox) {
+                RouteLookup::Live(route) => Some(route.incarnation()),
+                _ => None,
+            });
+    }
+
+    /// Requests under way, and kept connections that none of them uses.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        self.inner.pool.counts()
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &GatewayConfig {
+        &self.inner.config
+    }
+
+    /// Ends every upgraded connection and returns when the last is gone.
+    pub async fn close_tunnels(&self) {
+        self.inner.closing.cancel();
+        self.inner.tunnels.close();
+        self.inner.tunnels.wait().await;
+    }
+}
+
+impl Inner {
+    /// The live sandbox whose token made the signature.
+    fn owner_of(&self, file: &SignedFile) -> Result<SandboxId, Failure> {
+        if !file.is_well_formed() {
+            return Err(Failure::SignatureUnknown);
+        }
+        if file.is_expired(self.clock.now()) {
+            return Err(Failure::SignatureExpired);
+        }
+        self.routes
+            .live()
+            .into_iter()
+            .take(self.config.signature_candidates_max)
+            .find(|route| file.is_signed_by(&route.sandbox.access_token))
+            .map(|route| route.sandbox.id.clone())
+            .ok_or(Failure::SignatureUnknown)
+    }
+
+    fn live(&self, sandbox: &SandboxId) -> Result<Route, Failure> {
+        match self.routes.route(sandbox) {
+            RouteLookup::Live(route) => Ok(route),
+            RouteLookup::NotLive(state) => Err(Failure::NotLive(sandbox.clone(), state)),
+            RouteLookup::Ended(reason) => Err(Failure::Ended(sandbox.clone(), reason)),
+            RouteLookup::Unknown => Err(Failure::Unknown(sandbox.clone())),
+        }
+    }
+
+    async fn forward(
+        &self,
+        sandbox: SandboxId,
+        port: u16,
+        request: Request<Incoming>,
+    ) -> Result<Response<ReplyBody>, Failure> {
+        let route = self.live(&sandbox)?;
+        check_traffic_token(&route, port, &request)?;
+        let permit = self
+            .pool
+            .admit(&sandbox)
+            .map_err(|full| refused(&sandbox, full))?;
+        let usage = Usage::begin(Arc::clone(&self.routes), sandbox, self.config.idle_timeout);
+        let prepared = self.prepare(&route, port, request, usage)?;
+        let Prepared {
+            request,
+            usage,
+            switch,
+            wire,
+        } = prepared;
+        let exchange = self.exchange(&permit, route, port, wire, request);
+        let Answered {
+            response,
+            connection,
+        } = tokio::select! {
+            answered = exchange => answered?,
+            () = usage.idle() => return Err(Failure::NoAnswer(
+                usage.sandbox().clone(), port, self.config.idle_timeout,
+            )),
+        };
+        usage.answered();
+        let lease = permit.lease(connection);
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let Some(switch) = switch else {
+                // A server may not switch unasked.
+                return Err(Failure::NotHttp(usage.sandbox().clone(), port));
+            };
+            let (response, tunnel) = upgrade::switch(switch, response, lease, usage);
+            self.tunnels.spawn(tunnel.run(self.closing.clone()));
+            return Ok(response);
+        }
+        let (mut head, incoming) = response.into_parts();
+        headers::to_client(&mut head.headers, port);
+        head.version = Version::default();
+        Ok(Response::from_parts(
+            head,
+            ReplyBody::relayed(incoming, usage, lease),
+        ))
+    }
+
+    /// Makes of the client's request the one that the sandbox is sent.
+    fn prepare(
+        &self,
+        route: &Route,
+        port: u16,
+        mut request: Request<Incoming>,
+        usage: Arc<Usage>,
+    ) -> Result<Prepared, Failure> {
+        let switch = upgrade::asked_for(&mut request, port, &self.upgrades, self.clock.now())
+            .map_err(|upgrade::NotCarried| Failure::NotCarried(route.sandbox.id.clone()))?;
+        let wire = wire_for(&request);
+        let (mut head, incoming) = request.into_parts();
+        let original_host = target::original_host(&head)
+            .ok()
+            .flatten()
+            .map(ToOwned::to_owned);
+        let client = client_address(&head);
+        headers::to_sandbox(
+            &mut head.headers,
+            &Passage {
+                port,
+                client,
+                original_host: original_host.as_deref(),
+                mask: route.sandbox.mask_request_host.as_deref(),
+                access_token: &route.sandbox.access_token,
+                trust: self.config.forwarded_trust,
+                upgrade: switch.as_ref().map(Switch::protocol),
+            },
+        );
+        let body = match &switch {
+            Some(_) => UploadBody::empty(Arc::clone(&usage)),
+            None => UploadBody::new(incoming, Arc::clone(&usage)),
+        };
+        let mut outgoing = Request::new(body);
+        *outgoing.method_mut() = head.method;
+        if let Some(switch) = &switch {
+            switch.complete(outgoing.method_mut(), &mut head.headers);
+        }
+        *outgoing.uri_mut() = origin_form(&head.uri, wire, &head.headers);
+        *outgoing.headers_mut() = head.headers;
+        if wire == Wire::Http2 {
+            *outgoing.version_mut() = Version::HTTP_2;
+            outgoing.headers_mut().remove(http::header::HOST);
+            outgoing.headers_mut().remove(http::header::CONNECTION);
+        }
+        Ok(Prepared {
+            request: outgoing,
+            usage,
+            switch,
+            wire,
+        })
+    }
+
+    /// Sends the request on a kept connection or a fresh one and waits for the answer's head.
+    async fn exchange(
+        &self,
+        permit: &Permit,
+        mut route: Route,
+        port: u16,
+        wire: Wire,
+        mut request: Request<UploadBody>,
+    ) -> Result<Answered, Failure> {
+        for _ in 0..KEPT_ATTEMPTS_MAX {
+            let Some(mut connection) = permit.checkout(route.incarnation(), port, wire) else {
+                break;
+            };
+            if !connection.is_usable().await {
+                continue;
+            }
+            let replay = replay(&request);
+            match connection.send(request).await {
+                Ok(response) => {
+                    return Ok(Answered {
+                        response,
+                        connection,
+                    });
+                }
+                Err(mut error) => match error.take_message().or(replay) {
+                    Some(unsent) => request = unsent,
+                    None => return Err(self.blame(&route, port, &error.into_error())),
+                },
+            }
+        }
+        let sandbox = route.sandbox.id.clone();
+        for _ in 1..ROUTE_ATTEMPTS_MAX {
+            match self.open(permit, &route, port, wire).await {
+                Err(Failure::Unknown(_)) => route = self.live(&sandbox)?,
+                Err(other) => return Err(other),
+                Ok(connection) => return self.send_fresh(&route, connection, request).await,
+            }
+        }
+        let connection = self.open(permit, &route, port, wire).await?;
+        self.send_fresh(&route, connection, request).await
+    }
+
+    async fn send_fresh(
+        &self,
+        route: &Route,
+        mut connection: Connection,
+        request: Request<UploadBody>,
+    ) -> Result<Answered, Failure> {
+        match connection.send(request).await {
+            Ok(response) => Ok(Answered {
+                response,
+                connection,
+            }),
+            Err(error) => Err(self.blame(route, connection.port(), &error.into_error())),
+        }
+    }
+
+    /// Opens a connection. A sandbox that is no longer the route's is [`Failure::Unknown`].
+    async fn open(
+        &self,
+        permit: &Permit,
+        route: &Route,
+        port: u16,
+        wire: Wire,
+    ) -> Result<Connection, Failure> {
+        let sandbox = &route.sandbox.id;
+        let waited = self.config.dial_timeout;
+        let until = Instant::now() + waited;
+        let attempt = async {
+            let _turn = permit
+                .dial_turn()
+                .await
+                .map_err(|full| refused(sandbox, full))?;
+            let deadline = Deadline::after(Instant::now().into_std(), until - Instant::now());
+            let stream = self
+                .routes
+                .dial(route, port, deadline)
+                .await
+                .map_err(|error| dial_failure(sandbox, error))?;
+            // Small frames must not wait for each other; a socket without the option still works.
+            let _ = stream.set_nodelay(true);
+            handshake(stream, wire).await.map_err(|error| {
+                tracing::debug!(%error, "handshake with a server in a sandbox failed");
+                Failure::ConnectionClosed(sandbox.clone(), port)
+            })
+        };
+        let (sender, task) = tokio::time::timeout_at(until, attempt)
+            .await
+            .map_err(|_| Failure::NoAnswer(sandbox.clone(), port, waited))??;
+        Ok(Connection::new(sender, task, route.incarnation(), port))
+    }
+
+    /// Why the sandbox did not answer: it ended, or the server in it gave up.
+    fn blame(&self, route: &Route, port: u16, error: &hyper::Error) -> Failure {
+        let sandbox = &route.sandbox.id;
+        tracing::debug!(%sandbox, port, %error, "no answer");
+        match self.live(sandbox) {
+            Err(failure) => failure,
+            Ok(_) if error.is_parse() => Failure::NotHttp(sandbox.clone(), port),
+            Ok(_) => Failure::ConnectionClosed(sandbox.clone(), port),
+        }
+    }
+}
+
+fn check_traffic_token(
+    route: &Route,
+    port: u16,
+    request: &Request<Incoming>,
+) -> Result<(), Failure> {
+    // The agent has its own token on its own port.
+    if route.sandbox.public_traffic == PublicTraffic::Allowed || port == AGENT_PORT {
+        return Ok(());
+    }
+    let sandbox = || route.sandbox.id.clone();
+    match headers::presented_token(request.headers(), route.sandbox.traffic_token.as_ref()) {
+        Presented::Right => Ok(()),
+        Presented::Nothing => Err(Failure::TokenMissing(sandbox())),
+        Presented::Wrong => Err(Failure::TokenWrong(sandbox())),
+    }
+}
+
+fn refused(sandbox: &SandboxId, full: Full) -> Failure {
+    match full {
+        Full::Sandbox(limit) => Failure::TooManyRequests(sandbox.clone(), limit),
+        Full::Waiting(limit) => Failure::TooManyWaiting(sandbox.clone(), limit),
+        Full::Gateway => Failure::GatewayFull,
+    }
+}
+
+fn dial_failure(sandbox: &SandboxId, error: DialError) -> Failure {
+    let sandbox = sandbox.clone();
+    match error {
+        DialError::PortClosed { port } => Failure::PortClosed(sandbox, port),
+        DialError::Gone => Failure::Unknown(sandbox),
+        DialError::Timeout { port, waited } => Failure::NoAnswer(sandbox, port, waited),
+        DialError::Socket(error) => {
+            tracing::warn!(%sandbox, %error, "could not open a socket");
+            Failure::NoSocket(sandbox)
+        }
+    }
+}
+
+async fn handshake(
+    stream: tokio::net::TcpStream,
+    wire: Wire,
+) -> hyper::Result<(Sender, tokio::task::AbortHandle)> {
+    let io = TokioIo::new(stream);
+    match wire {
+        Wire::Http1 => {
+            let (sender, connection) = hyper::client::conn::http1::Builder::new()
+                .max_buf_size(GUEST_BUFFER_BYTES)
+                .handshake(io)
+                .await?;
+            let task = tokio::spawn(async move {
+                if let Err(error) = connection.with_upgrades().await {
+                    tracing::trace!(%error, "connection to a sandbox ended");
+                }
+            });
+            Ok((Sender::Http1(sender), task.abort_handle()))
+        }
+        Wire::Http2 => {
+            let (sender, connection) =
+                hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+                    .timer(TokioTimer::new())
+                    .handshake(io)
+                    .await?;
+            let task = tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::trace!(%error, "connection to a sandbox ended");
+                }
+            });
+            Ok((Sender::Http2(sender), task.abort_handle()))
+        }
+    }
+}
+
+/// gRPC runs on HTTP/2 only; everything else is spoken to in HTTP/1.1, which every server knows.
+fn wire_for(request: &Request<Incoming>) -> Wire {
+    let is_grpc = request
+        .headers()
+        .get(http::header::CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+        && !request
+            .headers()
+            .get(http::header::CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc-web"));
+    if is_grpc && request.version() == Version::HTTP_2 {
+        Wire::Http2
+    } else {
+        Wire::Http1
+    }
+}
+
+/// The path and query alone, as servers expect them; HTTP/2 needs scheme and authority as well.
+fn origin_form(uri: &Uri, wire: Wire, headers: &http::HeaderMap) -> Uri {
+    let path = uri
+        .path_and_query()
+        .cloned()
+        .unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let mut parts = http::uri::Parts::default();
+    if wire == Wire::Http2 {
+        let host = headers.get(http::header::HOST);
+        let authority = host.and_then(|host| host.as_bytes().try_into().ok());
+        parts.scheme = Some(http::uri::Scheme::HTTP);
+        parts.authority =
+            authority.or_else(|| Some(http::uri::Authority::from_static("localhost")));
+    }
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).unwrap_or_else(|_| Uri::from_static("/"))
+}
+
+fn client_address(head: &Parts) -> Option<IpAddr> {
+    head.extensions
+        .get::<ClientAddress>()
+        .map(|address| address.0.ip())
+}
+
+/// The same request again, if sending it twice cannot do harm and it has no body.
+fn replay(request: &Request<UploadBody>) -> Option<Request<UploadBody>> {
+    let is_idempotent = matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS | Method::PUT | Method::DELETE
+    );
+    if !is_idempotent {
+        return None;
+    }
+    let mut again = Request::new(request.body().replay()?);
+    *again.method_mut() = request.method().clone();
+    *again.uri_mut() = request.uri().clone();
+    *again.version_mut() = request.version();
+    *again.headers_mut() = request.headers().clone();
+    Some(again)
+}
+
+fn preflight(request: &Request<Incoming>) -> Response<ReplyBody> {
+    let mut response = Response::new(ReplyBody::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    *response.headers_mut() = headers::preflight(request.headers());
+    response.headers_mut().insert(
+        http::header::CACHE_CONTROL,
+        HeaderValue::from_static("no-store"),
+    );
+    response
+}
