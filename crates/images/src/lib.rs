@@ -12,10 +12,38 @@
 //!
 //! This crate knows nothing of a sandbox's life.
 
+#![forbid(unsafe_code)]
+
+mod apt;
+mod bake;
+mod builder;
+mod catalogue;
+mod compatibility;
+mod definition;
+mod durable;
+mod program;
+mod progress;
+mod record;
+mod root_fs;
+mod shelf;
+mod tree;
+
 use std::{path::PathBuf, sync::Arc};
 
 use sandhold_engine::EngineIdentity;
 use sandhold_types::{BuildId, Namespace, Resources, TemplateId, Timestamp, Token};
+
+pub use apt::{AptError, Archive, Entry};
+pub use bake::{BakeError, Oven, clear_left_overs};
+pub use builder::{BuildError, BuildRequest, Builder, Built, Cache};
+pub use catalogue::{Catalogue, CatalogueError, Collected, SHARED_DIRECTORY, shared_directories};
+pub use compatibility::{WarmMismatch, check_warm};
+pub use definition::{AgentSettings, Definition, DefinitionError, Source, is_template_name};
+pub use program::ProgramError;
+pub use progress::{Event, Progress, Silent, Stage};
+pub use record::{ContentKey, RecordError};
+pub use root_fs::RootFsError;
+pub use tree::TreeError;
 
 /// One immutable build of a template, ready to make sandboxes from.
 #[derive(Debug, Clone)]

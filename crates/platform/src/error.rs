@@ -13,6 +13,9 @@ pub enum PlatformError {
     /// The create names a template that is not there.
     #[error("template '{0}' was not found")]
     TemplateNotFound(String),
+    /// The caller may see it and may not do this to it.
+    #[error("{0}")]
+    Forbidden(String),
     /// A value that was asked for cannot be had.
     #[error("{0}")]
     Invalid(String),
@@ -93,6 +96,7 @@ impl PlatformError {
         match self {
             Self::NotFound(_) => ErrorCode::SandboxNotFound,
             Self::TemplateNotFound(_) => ErrorCode::TemplateNotFound,
+            Self::Forbidden(_) => ErrorCode::Forbidden,
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::NotSupported(_) => ErrorCode::NotSupported,
             Self::AlreadySo { .. } => ErrorCode::AlreadySo,
