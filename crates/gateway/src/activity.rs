@@ -16,6 +16,8 @@ use sandhold_platform::{ActivityKind, Routes};
 use sandhold_types::SandboxId;
 use tokio::time::Instant;
 
+use crate::metered::Meter;
+
 /// How often moving bytes are noted. Far below every idle window that a sandbox can have, which
 /// is counted in whole seconds.
 const TOUCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -61,18 +63,6 @@ impl Usage {
         self.routes.touch(&self.sandbox, ActivityKind::Request);
     }
 
-    /// Bytes moved, either way.
-    pub(crate) fn moved(&self) {
-        let now = self.elapsed_ms();
-        self.progress_ms.store(now, Ordering::Relaxed);
-        let touched = self.touched_ms.load(Ordering::Relaxed);
-        let interval = u64::try_from(TOUCH_INTERVAL.as_millis()).unwrap_or(u64::MAX);
-        if now.saturating_sub(touched) >= interval {
-            self.touched_ms.store(now, Ordering::Relaxed);
-            self.routes.touch(&self.sandbox, ActivityKind::Stream);
-        }
-    }
-
     /// The last byte of the request has been passed on.
     pub(crate) fn upload_completed(&self) {
         self.upload_complete.store(true, Ordering::Release);
@@ -97,5 +87,19 @@ impl Usage {
 
     fn elapsed_ms(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Meter for Usage {
+    /// Bytes moved, either way.
+    fn moved(&self) {
+        let now = self.elapsed_ms();
+        self.progress_ms.store(now, Ordering::Relaxed);
+        let touched = self.touched_ms.load(Ordering::Relaxed);
+        let interval = u64::try_from(TOUCH_INTERVAL.as_millis()).unwrap_or(u64::MAX);
+        if now.saturating_sub(touched) >= interval {
+            self.touched_ms.store(now, Ordering::Relaxed);
+            self.routes.touch(&self.sandbox, ActivityKind::Stream);
+        }
     }
 }

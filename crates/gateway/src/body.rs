@@ -19,7 +19,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use crate::{activity::Usage, pool::Lease};
+use crate::{activity::Usage, metered::Meter, pool::Lease};
 
 /// Why a body ended before its end.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;

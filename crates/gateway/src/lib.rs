@@ -20,6 +20,7 @@ mod body;
 mod config;
 mod forward;
 mod headers;
+mod metered;
 mod paths;
 mod pool;
 mod serve;

@@ -16,14 +16,12 @@
 use std::{
     convert::Infallible,
     future::Future,
-    io,
     net::SocketAddr,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
@@ -35,7 +33,6 @@ use hyper_util::{
     server::conn::auto,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::Instant,
@@ -47,6 +44,7 @@ use crate::{
     body::ReplyBody,
     config::GatewayConfig,
     forward::{ClientAddress, Gateway},
+    metered::{Meter, Metered},
 };
 
 /// How long to wait after a failed accept; the usual cause is a lack of file descriptors.
@@ -169,10 +167,7 @@ impl ClientConnection {
         let config = self.gateway.config().clone();
         let _ = stream.set_nodelay(true);
         let pulse = Arc::new(Pulse::new());
-        let io = TokioIo::new(Pulsing {
-            stream,
-            pulse: Arc::clone(&pulse),
-        });
+        let io = TokioIo::new(Metered::new(stream, Arc::clone(&pulse)));
         let stopping = self.stopping.clone();
         let service = {
             let pulse = Arc::clone(&pulse);
@@ -259,85 +254,32 @@ impl Pulse {
         }
     }
 
-    fn beat(&self) {
-        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(now, Ordering::Relaxed);
-    }
-
     /// Returns when there was no first request in time, or no byte for the idle timeout.
     async fn missed(&self, config: &GatewayConfig) {
-        let first = self.started + config.header_read_timeout;
-        if !self.has_request.load(Ordering::Relaxed) {
-            tokio::time::sleep_until(first).await;
-            if !self.has_request.load(Ordering::Relaxed) {
-                return;
-            }
-        }
         loop {
-            let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
-            let until = self.started + last + config.idle_timeout;
-            if Instant::now() >= until {
+            let due = self.due(config);
+            if Instant::now() >= due {
                 return;
             }
-            tokio::time::sleep_until(until).await;
+            tokio::time::sleep_until(due).await;
+        }
+    }
+
+    /// When the connection is to be cut, if nothing happens until then.
+    fn due(&self, config: &GatewayConfig) -> Instant {
+        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
+        let idle = self.started + last + config.idle_timeout;
+        if self.has_request.load(Ordering::Relaxed) {
+            idle
+        } else {
+            idle.min(self.started + config.header_read_timeout)
         }
     }
 }
 
-/// A client's socket, with its pulse taken.
-struct Pulsing {
-    stream: TcpStream,
-    pulse: Arc<Pulse>,
-}
-
-impl AsyncRead for Pulsing {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let poll = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if poll.is_ready() {
-            self.pulse.beat();
-        }
-        poll
-    }
-}
-
-impl AsyncWrite for Pulsing {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        if poll.is_ready() {
-            self.pulse.beat();
-        }
-        poll
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.stream).poll_write_vectored(cx, buffers);
-        if poll.is_ready() {
-            self.pulse.beat();
-        }
-        poll
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+impl Meter for Pulse {
+    fn moved(&self) {
+        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.last_ms.store(now, Ordering::Relaxed);
     }
 }

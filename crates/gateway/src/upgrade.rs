@@ -12,29 +12,20 @@
 //! nothing to cleartext HTTP/2, because what runs inside an upgraded connection is not looked at
 //! any more and would pass every rule of `target` and `headers`.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use hyper::{
-    body::Incoming,
-    ext::Protocol,
-    upgrade::{OnUpgrade, Upgraded},
-};
+use hyper::{body::Incoming, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use sandhold_types::Timestamp;
 use sha2::{Digest, Sha256};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::sync::CancellationToken;
 
-use crate::{activity::Usage, body::ReplyBody, pool::Lease, target::AGENT_PORT};
+use crate::{activity::Usage, body::ReplyBody, metered::Metered, pool::Lease, target::AGENT_PORT};
 
 /// The buffer of each direction, in bytes.
 const COPY_BUFFER_BYTES: usize = 16 * 1024;
@@ -186,7 +177,7 @@ impl Tunnel {
         } = self;
         let copy = async {
             let (client, server) = tokio::try_join!(client, server)?;
-            let mut client = Metered::new(client, Arc::clone(&usage));
+            let mut client = Metered::new(TokioIo::new(client), Arc::clone(&usage));
             let mut server = TokioIo::new(server);
             tokio::io::copy_bidirectional_with_sizes(
                 &mut client,
@@ -206,58 +197,6 @@ impl Tunnel {
             () = closing.cancelled() => {}
         }
         drop(lease);
-    }
-}
-
-/// The client's side of a tunnel; every byte through it counts as use.
-struct Metered {
-    io: TokioIo<Upgraded>,
-    usage: Arc<Usage>,
-}
-
-impl Metered {
-    fn new(upgraded: Upgraded, usage: Arc<Usage>) -> Self {
-        Self {
-            io: TokioIo::new(upgraded),
-            usage,
-        }
-    }
-
-    fn note<T>(&self, poll: Poll<T>) -> Poll<T> {
-        if poll.is_ready() {
-            self.usage.moved();
-        }
-        poll
-    }
-}
-
-impl AsyncRead for Metered {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        let poll = Pin::new(&mut self.io).poll_read(cx, buffer);
-        self.note(poll)
-    }
-}
-
-impl AsyncWrite for Metered {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
-        let poll = Pin::new(&mut self.io).poll_write(cx, bytes);
-        self.note(poll)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
