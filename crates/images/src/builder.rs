@@ -50,6 +50,9 @@ const ENVIRONMENT: [&str; 2] = [
     "LANG=C.UTF-8",
 ];
 
+/// The resolver of every sandbox is its router, which has the same address in all of them.
+const RESOLVER: &str = "nameserver 169.254.0.22\n";
+
 /// Why a template was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -304,6 +307,7 @@ impl Builder {
             .with(base.0.as_bytes())
             .with(&agent)
             .with(&settings)
+            .with(RESOLVER.as_bytes())
             .finish();
         if self.shelf.layer(&key).is_dir() {
             progress.report(Event::Cached {
@@ -571,7 +575,13 @@ fn install_agent(root: &Path, agent: &Path, settings: &[u8]) -> Result<(), Build
     tree::set_mode(&binary, 0o755).map_err(tree_error("add the agent"))?;
     let file = folder.join("agent.json");
     fs::write(&file, settings).map_err(file_error("write", &file))?;
-    tree::set_mode(&file, 0o644).map_err(tree_error("add the agent"))
+    tree::set_mode(&file, 0o644).map_err(tree_error("add the agent"))?;
+    let etc = tree::require_folder(root, "etc").map_err(tree_error("name the resolver"))?;
+    let resolver = etc.join("resolv.conf");
+    // Never written through: the file is shared with the layer below.
+    crate::shelf::remove_tree(&resolver).map_err(file_error("remove", &resolver))?;
+    fs::write(&resolver, RESOLVER).map_err(file_error("write", &resolver))?;
+    tree::set_mode(&resolver, 0o644).map_err(tree_error("name the resolver"))
 }
 
 /// A build holds memory and a token: nobody but root reads it.

@@ -34,6 +34,7 @@ impl World {
         };
         fs::create_dir_all(world.path("tree/etc")).unwrap();
         fs::write(world.path("tree/etc/motd"), "hello").unwrap();
+        fs::write(world.path("tree/etc/resolv.conf"), "nameserver 10.0.0.1\n").unwrap();
         fs::write(world.path("agent"), "agent one").unwrap();
         world.define("tiny");
         world
@@ -116,6 +117,10 @@ async fn a_build_is_warm_complete_and_found_by_every_name() {
         fs::read_to_string(root.join(".sandhold/agent")).unwrap(),
         "agent one"
     );
+    // The source has a resolver of its own, and keeps it.
+    let resolver = |root: &Path| fs::read_to_string(root.join("etc/resolv.conf")).unwrap();
+    assert_eq!(resolver(root), "nameserver 169.254.0.22\n");
+    assert_eq!(resolver(&world.path("tree")), "nameserver 10.0.0.1\n");
     let settings = fs::read_to_string(root.join(".sandhold/agent.json")).unwrap();
     assert!(settings.contains("\"defaultUser\": \"user\""), "{settings}");
     let warm = found.warm.as_ref().unwrap();
@@ -261,7 +266,7 @@ async fn bytes_go_when_nobody_refers_to_them() {
     assert!(catalogue.build(&build.id).is_some());
 
     let collected = catalogue.collect(&BTreeSet::new()).unwrap();
-    assert_eq!(collected.builds, [build.id.clone()]);
+    assert_eq!(collected.builds, std::slice::from_ref(&build.id));
     assert_eq!(collected.layers, 2);
     assert!(catalogue.build(&build.id).is_none());
     for part in ["builds", "layers", "tmp", "templates"] {
@@ -286,7 +291,10 @@ async fn a_superseded_build_that_another_process_uses_is_not_pruned() {
     let builder = world.builder(&world.path("shelf")).await;
     assert!(builder.prune().unwrap().builds.is_empty());
     drop(user);
-    assert_eq!(builder.prune().unwrap().builds, [first.build.id.clone()]);
+    assert_eq!(
+        builder.prune().unwrap().builds,
+        std::slice::from_ref(&first.build.id)
+    );
 }
 
 #[tokio::test]
