@@ -1,16 +1,34 @@
 //! Builds the agent from its parts and runs it.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    net::SocketAddr,
+    sync::Arc,
+};
 
-use axum::{Router, routing::get};
+use axum::{Json, Router, extract::State, middleware, routing::get};
 use http::StatusCode;
-use sandhold_types::SystemClock;
+use sandhold_types::{Clock, SystemClock};
+use tokio::net::TcpListener;
 
 use crate::{
+    activity::ActivityMeter,
+    auth::{self, Gate},
     children::Children,
     config::{AgentConfig, ConfigError},
+    control::{
+        init::SystemIdentity,
+        readiness::Readiness,
+        routes::{self, Control},
+    },
+    http_error::HttpError,
     interpreter::{Interpreter, InterpreterConfig},
-    server,
+    memory_guard,
+    metrics::Meter,
+    process::{service::ProcessService, table::ProcessTable},
+    rpc,
+    server::{self, Connections},
     state::SandboxState,
 };
 
@@ -34,9 +52,6 @@ pub enum AppError {
         /// Why.
         source: io::Error,
     },
-    /// A listener failed.
-    #[error("serving")]
-    Serve(#[source] io::Error),
 }
 
 /// Runs the agent until a listener fails.
@@ -50,23 +65,112 @@ pub async fn run(config: AgentConfig) -> Result<(), AppError> {
     let interpreter_listener = bind(interpreter_address).await?;
 
     let children = Children::start().map_err(AppError::Children)?;
-    let state = Arc::new(SandboxState::new(&config, Arc::new(SystemClock)));
-    let interpreter = Interpreter::start(InterpreterConfig {
-        warm_languages: config.warm_languages.clone(),
-        state: Arc::clone(&state),
-        children: children.clone(),
-    });
+    let app = App::build(&config, &children);
+    announce(&envd, &interpreter_listener);
 
-    let envd_router = Router::new().route("/health", get(|| async { StatusCode::NO_CONTENT }));
-    tokio::try_join!(
-        server::serve(envd, envd_router),
-        server::serve(interpreter_listener, interpreter.router()),
-    )
-    .map_err(AppError::Serve)?;
+    if config.system_identity {
+        tokio::spawn(memory_guard::guard(
+            app.control.table.clone(),
+            app.control.interpreter.clone(),
+        ));
+    }
+    let connections = app.control.connections.clone();
+    let interpreter_router = app.control.interpreter.router();
+    tokio::join!(
+        server::serve(envd, app.envd_router(), connections.clone()),
+        server::serve(interpreter_listener, interpreter_router, connections),
+    );
     Ok(())
 }
 
-async fn bind(address: SocketAddr) -> Result<tokio::net::TcpListener, AppError> {
+/// Tells a caller that chose no ports which ones they are.
+fn announce(envd: &TcpListener, interpreter: &TcpListener) {
+    if let (Ok(envd), Ok(interpreter)) = (envd.local_addr(), interpreter.local_addr()) {
+        // Nobody may be reading; that is no reason not to serve.
+        let _ = writeln!(
+            io::stdout(),
+            "listening envd={envd} interpreter={interpreter}"
+        );
+    }
+}
+
+/// The parts of the agent.
+#[derive(Debug)]
+struct App {
+    control: Control,
+}
+
+impl App {
+    fn build(config: &AgentConfig, children: &Children) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let state = Arc::new(SandboxState::new(config, Arc::clone(&clock)));
+        let interpreter = Interpreter::start(InterpreterConfig {
+            warm_languages: config.warm_languages.clone(),
+            state: Arc::clone(&state),
+            children: children.clone(),
+        });
+        let table = ProcessTable::new(children.clone());
+        let readiness = Readiness::start(
+            config,
+            Arc::clone(&state),
+            table.clone(),
+            interpreter.clone(),
+        );
+        let control = Control {
+            state,
+            table,
+            interpreter,
+            connections: Connections::default(),
+            activity: ActivityMeter::new(clock),
+            readiness,
+            identity: SystemIdentity::new(config),
+        };
+        Self { control }
+    }
+
+    /// The routes of the envd port, behind the check of who may call what.
+    fn envd_router(&self) -> Router {
+        let control = &self.control;
+        let processes = ProcessService {
+            state: Arc::clone(&control.state),
+            table: control.table.clone(),
+            activity: control.activity.clone(),
+        };
+        let rpc = rpc::service(processes.register(connectrpc::Router::new()));
+        let gate = Gate {
+            state: Arc::clone(&control.state),
+            activity: control.activity.clone(),
+        };
+        Router::new()
+            .route("/health", get(|| async { StatusCode::NO_CONTENT }))
+            .route("/envs", get(envs))
+            .with_state(Arc::clone(&control.state))
+            .merge(metrics_router(Arc::clone(&control.state)))
+            .merge(routes::router(control.clone()))
+            .fallback_service(rpc)
+            .layer(middleware::from_fn_with_state(gate, auth::check))
+    }
+}
+
+async fn envs(State(state): State<Arc<SandboxState>>) -> Json<BTreeMap<String, String>> {
+    Json(state.variables())
+}
+
+fn metrics_router(state: Arc<SandboxState>) -> Router {
+    let meter = Arc::new(Meter::default());
+    let measure = move || {
+        let (meter, state) = (Arc::clone(&meter), Arc::clone(&state));
+        async move {
+            tokio::task::spawn_blocking(move || meter.measure(state.clock.as_ref()))
+                .await
+                .map(Json)
+                .map_err(|error| HttpError::internal(error.to_string()))
+        }
+    };
+    Router::new().route("/metrics", get(measure))
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, AppError> {
     server::bind(address)
         .await
         .map_err(|source| AppError::Bind { address, source })

@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, WaitIdOptions, WaitOptions};
+use rustix::process::{Pid, Signal, WaitIdOptions, WaitOptions};
 use tokio::sync::oneshot;
 
 use crate::account::Account;
@@ -126,6 +126,23 @@ impl Children {
         tokio::task::spawn_blocking(move || children.spawn_blocking(&mut command))
             .await
             .map_err(io::Error::other)?
+    }
+}
+
+impl Children {
+    /// Sends a signal to the process group that this child leads. Says whether the child was
+    /// still there: one that has been reaped is never signalled, so its number cannot be another
+    /// process by now.
+    #[must_use]
+    pub fn signal_group(&self, pid: u32, signal: Signal) -> bool {
+        let waiting = self.shared.lock();
+        let pid = pid.cast_signed();
+        let Some(group) = Pid::from_raw(pid).filter(|_| waiting.contains_key(&pid)) else {
+            return false;
+        };
+        // The leader may be a zombie that is about to be reaped; that is no failure.
+        let _ = rustix::process::kill_process_group(group, signal);
+        true
     }
 }
 

@@ -23,9 +23,20 @@
 //! trusts a client or another process of the sandbox with its memory: every buffer is bounded.
 
 pub mod account;
+pub mod activity;
 pub mod app;
+pub mod async_fd;
+pub mod auth;
 pub mod children;
 pub mod config;
+pub mod control;
+pub mod files;
+pub mod http_error;
 pub mod interpreter;
+pub mod memory_guard;
+pub mod metrics;
+pub mod paths;
+pub mod process;
+pub mod rpc;
 pub mod server;
 pub mod state;

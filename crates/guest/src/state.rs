@@ -115,6 +115,14 @@ impl SandboxState {
         environment
     }
 
+    /// Where a process of this user runs, unless the caller says: the sandbox's directory, else
+    /// the user's home.
+    #[must_use]
+    pub fn workdir(&self, account: &Account) -> PathBuf {
+        let workdir = self.life().default_workdir.clone();
+        workdir.unwrap_or_else(|| account.home.clone())
+    }
+
     /// The named user, or the default one.
     ///
     /// # Errors

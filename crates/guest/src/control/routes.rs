@@ -1,0 +1,126 @@
+//! The routes of the host's calls.
+
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, Extension, State},
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use http::StatusCode;
+use sandhold_agent_proto::control::{
+    Activity, InitRequest, PATH_ACTIVITY, PATH_INIT, PATH_QUIESCE, PATH_READY, PATH_TUNNEL, Waiting,
+};
+
+use crate::{
+    activity::ActivityMeter,
+    control::{
+        init::{InitError, SystemIdentity, begin_life},
+        readiness::Readiness,
+        tunnel::tunnel,
+    },
+    http_error::HttpError,
+    interpreter::Interpreter,
+    process::table::ProcessTable,
+    server::{ConnectionHandle, Connections},
+    state::SandboxState,
+};
+
+/// The largest `/init`.
+const INIT_BYTES_MAX: usize = 1 << 20;
+
+/// What the host's calls work with. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Control {
+    /// The sandbox.
+    pub state: Arc<SandboxState>,
+    /// Its processes.
+    pub table: ProcessTable,
+    /// Its interpreter.
+    pub interpreter: Interpreter,
+    /// Its connections.
+    pub connections: Connections,
+    /// How busy it is.
+    pub activity: ActivityMeter,
+    /// What it still waits for.
+    pub readiness: Readiness,
+    /// Its name and clock.
+    pub identity: SystemIdentity,
+}
+
+/// The routes.
+pub fn router(control: Control) -> Router {
+    Router::new()
+        .route(
+            PATH_INIT,
+            post(init).layer(DefaultBodyLimit::max(INIT_BYTES_MAX)),
+        )
+        .route(PATH_READY, get(ready))
+        .route(PATH_QUIESCE, post(quiesce))
+        .route(PATH_ACTIVITY, get(activity))
+        .route(PATH_TUNNEL, get(tunnel))
+        .with_state(control)
+}
+
+async fn init(
+    State(control): State<Control>,
+    Extension(connection): Extension<ConnectionHandle>,
+    body: Bytes,
+) -> Response {
+    let body = if body.is_empty() { &b"{}"[..] } else { &body };
+    let request: InitRequest = match serde_json::from_slice(body) {
+        Ok(request) => request,
+        Err(error) => return HttpError::bad_request(error.to_string()).into_response(),
+    };
+    let begun = begin_life(
+        request,
+        &control.state,
+        &control.identity,
+        &control.interpreter,
+    )
+    .await;
+    match begun {
+        Ok(()) => {
+            control.connections.close_others(Some(connection));
+            StatusCode::NO_CONTENT.into_response()
+        }
+        Err(error @ InitError::Field { .. }) => {
+            HttpError::bad_request(error.to_string()).into_response()
+        }
+        Err(error) => HttpError::internal(error.to_string()).into_response(),
+    }
+}
+
+async fn ready(State(control): State<Control>) -> Response {
+    let waiting_for = control.readiness.waiting_for().await;
+    if waiting_for.is_empty() {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        Json(Waiting { waiting_for }),
+    )
+        .into_response()
+}
+
+async fn quiesce(
+    State(control): State<Control>,
+    Extension(connection): Extension<ConnectionHandle>,
+) -> Response {
+    control.connections.drain_others(Some(connection));
+    match tokio::task::spawn_blocking(rustix::fs::sync).await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => HttpError::internal(error.to_string()).into_response(),
+    }
+}
+
+async fn activity(State(control): State<Control>) -> Json<Activity> {
+    Json(Activity {
+        processes: control.table.client_processes(),
+        executions: control.interpreter.running_executions(),
+        streams: control.activity.streams(),
+        last_activity_unix_ms: control.activity.last_unix_ms(),
+    })
+}
