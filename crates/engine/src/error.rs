@@ -65,3 +65,14 @@ pub enum EngineError {
         what: String,
     },
 }
+
+/// For work that was cut off before it could say on which file it failed.
+impl From<std::io::Error> for EngineError {
+    fn from(source: std::io::Error) -> Self {
+        Self::File {
+            step: "finish work on",
+            path: PathBuf::new(),
+            source,
+        }
+    }
+}

@@ -26,6 +26,7 @@ use async_trait::async_trait;
 use sandhold_types::{Deadline, Incarnation, Resources, SandboxId};
 
 mod error;
+pub mod gvisor;
 
 pub use error::EngineError;
 

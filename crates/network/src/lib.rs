@@ -21,8 +21,10 @@ use sandhold_types::{Deadline, SandboxId};
 use tokio::net::TcpStream;
 
 mod error;
+pub mod linux;
 
 pub use error::NetworkError;
+pub use linux::LinuxNetwork;
 
 /// What an engine needs to put a sandbox on its network.
 #[derive(Debug, Clone, PartialEq, Eq)]

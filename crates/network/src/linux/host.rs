@@ -1,0 +1,135 @@
+//! What the host itself must do for uplinks: forward, translate, and keep them apart.
+//!
+//! On with the first uplink of a node, off with the last. Whether forwarding was off before is
+//! noted in a file, so that it can be put back by another process than the one that turned it on.
+
+use std::{collections::BTreeSet, fs, io, path::PathBuf};
+
+use sandhold_types::SandboxId;
+use tokio::sync::Mutex;
+
+use super::{
+    address, filter,
+    links::Links,
+    namespace::{StepError, at, on_own_thread},
+    policy,
+};
+
+const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
+/// Where the nodes of this machine note things.
+const NODES: &str = "/run/sandhold";
+/// The note that forwarding was off until a node turned it on.
+const NOTE: &str = "forwarding-was-off";
+/// What Ethernet carries; used on a machine that has no way out itself.
+const DEFAULT_MTU: u32 = 1500;
+
+/// Which uplinks the host serves now.
+#[derive(Debug)]
+struct Served {
+    /// Beginnings of identifiers, as they are found in interface names.
+    uplinks: BTreeSet<String>,
+    /// Whether this process has put the rules in force.
+    on: bool,
+}
+
+/// The host's part for one node.
+#[derive(Debug)]
+pub(super) struct Host {
+    node_tag: String,
+    mtu: u32,
+    served: Mutex<Served>,
+}
+
+impl Host {
+    /// Looks at the machine as it is.
+    pub(super) async fn new(node_tag: &str) -> Result<Self, StepError> {
+        let prefix = address::uplink_prefix(node_tag);
+        let (names, mtu) = on_own_thread(async move || {
+            let links = Links::here()?;
+            let names = links.names().await.map_err(at("list interfaces"))?;
+            let mtu = links.way_out_mtu().await.map_err(at("list routes"))?;
+            Ok((names, mtu))
+        })
+        .await?;
+        let uplinks = names
+            .into_iter()
+            .filter(|name| name.starts_with(&prefix))
+            .collect();
+        Ok(Self {
+            node_tag: node_tag.to_owned(),
+            mtu: mtu.unwrap_or(DEFAULT_MTU),
+            served: Mutex::new(Served { uplinks, on: false }),
+        })
+    }
+
+    /// What the machine's own way out carries at most, and so what a sandbox may send.
+    pub(super) fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    fn table(&self) -> String {
+        format!("sandhold_{}", self.node_tag)
+    }
+
+    fn note(&self) -> PathBuf {
+        PathBuf::from(NODES).join(&self.node_tag).join(NOTE)
+    }
+
+    /// Makes the host serve the uplink that `id` is about to get.
+    pub(super) async fn switch_on(&self, id: &SandboxId) -> Result<(), StepError> {
+        let mut served = self.served.lock().await;
+        served
+            .uplinks
+            .insert(address::uplink_name(&self.node_tag, id));
+        if served.on {
+            return Ok(());
+        }
+        self.forward().map_err(at("turn on forwarding"))?;
+        let rules = policy::host_rules(&self.table(), &address::uplink_prefix(&self.node_tag));
+        filter::apply(&rules).await?;
+        served.on = true;
+        Ok(())
+    }
+
+    /// Notes that the uplink of `id` is gone.
+    pub(super) async fn switch_off(&self, id: &SandboxId) -> Result<(), StepError> {
+        let mut served = self.served.lock().await;
+        let was_served = served
+            .uplinks
+            .remove(&address::uplink_name(&self.node_tag, id));
+        if !was_served || !served.uplinks.is_empty() {
+            return Ok(());
+        }
+        filter::apply(&policy::host_removal(&self.table())).await?;
+        served.on = false;
+        self.stop_forwarding().map_err(at("turn off forwarding"))
+    }
+
+    fn forward(&self) -> io::Result<()> {
+        if fs::read_to_string(FORWARDING)?.trim() != "0" {
+            return Ok(());
+        }
+        fs::write(self.note(), "")?;
+        fs::write(FORWARDING, "1")
+    }
+
+    /// Puts forwarding back as it was, unless another node still needs it.
+    fn stop_forwarding(&self) -> io::Result<()> {
+        let note = self.note();
+        if !note.exists() {
+            return Ok(());
+        }
+        let others: Vec<PathBuf> = fs::read_dir(NODES)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| !path.ends_with(&self.node_tag) && path.join("net").exists())
+            .collect();
+        match others.first() {
+            // The last one of them puts it back.
+            Some(heir) => fs::rename(&note, heir.join(NOTE)),
+            None => {
+                fs::write(FORWARDING, "0")?;
+                fs::remove_file(&note)
+            }
+        }
+    }
+}
