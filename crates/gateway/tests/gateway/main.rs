@@ -10,3 +10,4 @@ mod rules;
 mod streams;
 mod support;
 mod upgrades;
+mod view;

@@ -23,14 +23,8 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sandhold_gateway::{Drained, Gateway, GatewayConfig, serve};
-use sandhold_platform::{
-    ActivityKind, DialError, Egress, Owner, PublicTraffic, Route, RouteLookup, Routes, SandboxView,
-    TemplateStamp,
-};
-use sandhold_types::{
-    Clocking, Deadline, EndReason, Incarnation, Lifetime, OnTimeout, Resources, SandboxId,
-    SandboxState, SystemClock, Timestamp, Token,
-};
+use sandhold_platform::{ActivityKind, DialError, Route, RouteLookup, Routes, SandboxView};
+use sandhold_types::{Deadline, EndReason, SandboxId, SandboxState, SystemClock};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -38,49 +32,14 @@ use tokio::{
     task::JoinHandle,
 };
 
-pub(crate) const ID: &str = "abcdefghij0123456789";
+pub(crate) use crate::view::{ACCESS_TOKEN, ID, view};
+
 pub(crate) const OTHER_ID: &str = "zzzzzzzzzz0123456789";
-pub(crate) const ACCESS_TOKEN: &str = "agents-own-token";
 
 pub(crate) type AnyBody = BoxBody<Bytes, Infallible>;
 
 pub(crate) fn id() -> SandboxId {
     ID.parse().unwrap()
-}
-
-pub(crate) fn view(id: &str, incarnation: u64) -> SandboxView {
-    let started_at = Timestamp::from_unix_ms(1);
-    SandboxView {
-        id: id.parse().unwrap(),
-        owner: Owner {
-            namespace: "default".parse().unwrap(),
-            env: "dev".parse().unwrap(),
-            key: "k1".parse().unwrap(),
-        },
-        template: TemplateStamp {
-            id: "base".parse().unwrap(),
-            build: "b1".parse().unwrap(),
-            alias: None,
-        },
-        state: SandboxState::Running,
-        incarnation: Incarnation(incarnation),
-        started_at,
-        lifetime: Lifetime {
-            clocking: Clocking::Idle { window_ms: None },
-            on_timeout: OnTimeout::Kill,
-        },
-        last_activity: started_at,
-        resources: Resources::default(),
-        metadata: Default::default(),
-        egress: Egress::Nothing,
-        public_traffic: PublicTraffic::Allowed,
-        mask_request_host: None,
-        domain: None,
-        envd_version: "0.6.13".to_owned(),
-        access_token: Token::new(ACCESS_TOKEN.to_owned()),
-        traffic_token: None,
-        ended: None,
-    }
 }
 
 #[derive(Debug, Clone)]
