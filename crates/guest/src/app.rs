@@ -106,6 +106,8 @@ impl App {
         let state = Arc::new(SandboxState::new(config, Arc::clone(&clock)));
         let interpreter = Interpreter::start(InterpreterConfig {
             warm_languages: config.warm_languages.clone(),
+            kernel_preload: config.kernel_preload.clone(),
+            runtime_directory: config.runtime_directory.clone(),
             state: Arc::clone(&state),
             children: children.clone(),
         });

@@ -24,6 +24,8 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 pub struct AgentConfig {
     /// Languages whose kernels are started before the first request.
     pub warm_languages: Vec<String>,
+    /// Modules that warm kernels import before they are ready, by language.
+    pub kernel_preload: BTreeMap<String, Vec<String>>,
     /// Run in the background at start, as the default user.
     pub start_command: Option<String>,
     /// Run again and again until it succeeds; only then is the sandbox ready.
@@ -40,6 +42,8 @@ pub struct AgentConfig {
     pub interpreter_port: u16,
     /// The address both listen on.
     pub bind_address: IpAddr,
+    /// Where the sockets of kernels and the agent's helper files are; made if it is absent.
+    pub runtime_directory: PathBuf,
     /// Where `passwd`, `group`, `hostname`, `hosts` and `machine-id` are. Tests use another.
     pub etc_dir: PathBuf,
     /// Whether `/init` also sets the kernel's hostname and clock. Tests on a host must not.
@@ -53,6 +57,7 @@ impl Default for AgentConfig {
     fn default() -> Self {
         Self {
             warm_languages: Vec::new(),
+            kernel_preload: BTreeMap::new(),
             start_command: None,
             ready_command: None,
             default_user: String::from("user"),
@@ -61,6 +66,7 @@ impl Default for AgentConfig {
             envd_port: 49983,
             interpreter_port: 49999,
             bind_address: IpAddr::from([0, 0, 0, 0]),
+            runtime_directory: PathBuf::from("/run/sandhold"),
             etc_dir: PathBuf::from("/etc"),
             system_identity: true,
             control_token: None,

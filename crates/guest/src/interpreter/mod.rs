@@ -1,9 +1,54 @@
 //! The code interpreter on its own port (wire contract section 3).
+//!
+//! ```text
+//!  routes --> contexts --> context --turn--> kernel: jupyter (zmtp, message) or bash
+//!    ^           |            |                         |
+//!    |           |            +--- variables, seeds ----+
+//!    +-- outbox <-- output <------------- events -------+      host starts kernels
+//! ```
+//!
+//! Owns every kernel process of the sandbox. Invariants:
+//! - One execution at a time in a context; a client that hangs up interrupts its own.
+//! - Whatever a kernel says or does, an answer ends with `end_of_execution`, every buffer has a
+//!   bound, and the next execution can run.
+//! - After [`Interpreter::reseed`] no generator of a warmed kernel has the state that it had in
+//!   the image (R-T6); kernels that are busy and have no side channel follow when their
+//!   execution ends.
+//!
+//! Called by the app only. It never checks access tokens, never runs anything as root on a
+//! client's behalf, and never trusts what a kernel sends.
 
-use std::sync::Arc;
+mod bash;
+mod context;
+mod contexts;
+mod events;
+mod host;
+mod jupyter;
+mod kernel;
+mod language;
+mod message;
+mod outbox;
+mod output;
+mod process;
+mod routes;
+mod seeds;
+mod side_channel;
+mod variables;
+mod zmtp;
 
-use axum::{Router, routing::get};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
+use axum::Router;
+use sandhold_types::SystemEntropy;
+
+use self::{contexts::Contexts, host::KernelHost, language::Language};
 use crate::{children::Children, state::SandboxState};
 
 /// What the interpreter is given.
@@ -11,6 +56,10 @@ use crate::{children::Children, state::SandboxState};
 pub struct InterpreterConfig {
     /// Languages whose kernels are started before the first request.
     pub warm_languages: Vec<String>,
+    /// Modules that those kernels import before they are ready, by language.
+    pub kernel_preload: BTreeMap<String, Vec<String>>,
+    /// Where the sockets of kernels are; made if it is absent.
+    pub runtime_directory: PathBuf,
     /// Variables, users, defaults and the clock.
     pub state: Arc<SandboxState>,
     /// The only way to run a kernel.
@@ -20,32 +69,124 @@ pub struct InterpreterConfig {
 /// The running interpreter. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Interpreter {
-    _config: InterpreterConfig,
+    shared: Arc<Shared>,
+}
+
+/// What routes and executions share.
+#[derive(Debug)]
+struct Shared {
+    host: KernelHost,
+    contexts: Contexts,
+    /// Languages that are being warmed, with what went wrong.
+    warming: Mutex<BTreeMap<String, Option<String>>>,
+    running_executions: AtomicUsize,
+}
+
+/// Counts one execution for as long as it lives.
+#[derive(Debug)]
+struct RunningExecution {
+    shared: Arc<Shared>,
 }
 
 impl Interpreter {
     /// Starts it, and its warm kernels in the background.
     #[must_use]
     pub fn start(config: InterpreterConfig) -> Self {
-        Self { _config: config }
+        let warm_languages = config.warm_languages.clone();
+        let shared = Arc::new(Shared {
+            host: KernelHost::new(config, Box::new(SystemEntropy)),
+            contexts: Contexts::default(),
+            warming: Mutex::new(
+                warm_languages
+                    .iter()
+                    .map(|language| (language.clone(), None))
+                    .collect(),
+            ),
+            running_executions: AtomicUsize::new(0),
+        });
+        for language in warm_languages {
+            tokio::spawn(Arc::clone(&shared).warm(language));
+        }
+        Self { shared }
     }
 
     /// The routes of the interpreter's port.
     pub fn router(&self) -> Router {
-        Router::new().route("/health", get(|| async { "OK" }))
+        routes::router(Arc::clone(&self.shared))
     }
 
-    /// What it still waits for before the sandbox is ready; empty once it is.
+    /// What it still waits for before the sandbox is ready, and why it waits in vain if it does;
+    /// empty once it is.
     pub async fn ready(&self) -> Vec<String> {
-        Vec::new()
+        self.shared
+            .lock_warming()
+            .iter()
+            .map(|(language, error)| match error {
+                None => format!("kernel of {language}"),
+                Some(error) => format!("kernel of {language}: {error}"),
+            })
+            .collect()
     }
 
-    /// Mixes fresh entropy into every warmed process (R-T6).
-    pub async fn reseed(&self, _entropy: &[u8]) {}
+    /// Gives new seeds to every warmed kernel (R-T6). When it returns, those that can take them
+    /// have them; see the invariants of this module for the others.
+    pub async fn reseed(&self, entropy: &[u8]) {
+        self.shared.host.note_reseeding(entropy);
+        let contexts = self.shared.contexts.all();
+        let reseedings = contexts.iter().map(|context| {
+            let entropy = self.shared.host.fresh_bytes::<64>();
+            async move { context.reseed(&entropy).await }
+        });
+        futures::future::join_all(reseedings).await;
+    }
 
-    /// How many executions run at present.
+    /// How many executions run or wait at present.
     #[must_use]
     pub fn running_executions(&self) -> usize {
-        0
+        self.shared.running_executions.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn lock_warming(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Option<String>>> {
+        self.warming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn warm(self: Arc<Self>, name: String) {
+        let result = match Language::parse(Some(&name)) {
+            None => Err(String::from("not the name of a language")),
+            Some(language) => match self.contexts.default_of(&self.host, language, true) {
+                Ok(context) => context
+                    .start(&self.host)
+                    .await
+                    .map_err(|error| context::describe(&error)),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        let mut warming = self.lock_warming();
+        match result {
+            Ok(()) => {
+                warming.remove(&name);
+            }
+            Err(error) => {
+                tracing::error!(language = name, error, "a kernel cannot be warmed");
+                warming.insert(name, Some(error));
+            }
+        }
+    }
+
+    fn count_execution(self: &Arc<Self>) -> RunningExecution {
+        self.running_executions.fetch_add(1, Ordering::Relaxed);
+        RunningExecution {
+            shared: Arc::clone(self),
+        }
+    }
+}
+
+impl Drop for RunningExecution {
+    fn drop(&mut self) {
+        self.shared
+            .running_executions
+            .fetch_sub(1, Ordering::Relaxed);
     }
 }
