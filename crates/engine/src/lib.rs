@@ -27,6 +27,7 @@ use sandhold_types::{Deadline, Incarnation, Resources, SandboxId};
 
 mod error;
 pub mod gvisor;
+pub mod sim;
 
 pub use error::EngineError;
 

@@ -22,6 +22,7 @@ use tokio::net::TcpStream;
 
 mod error;
 pub mod linux;
+pub mod sim;
 
 pub use error::NetworkError;
 pub use linux::LinuxNetwork;

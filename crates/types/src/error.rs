@@ -123,7 +123,11 @@ mod tests {
             let page = pages.join(format!("{}.md", code.as_str()));
             let text = std::fs::read_to_string(&page).unwrap_or_default();
             let status = format!("HTTP status {}.", code.http_status());
-            assert!(text.contains(&status), "{} does not say '{status}'", page.display());
+            assert!(
+                text.contains(&status),
+                "{} does not say '{status}'",
+                page.display()
+            );
         }
     }
 
