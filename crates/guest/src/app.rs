@@ -22,6 +22,8 @@ use crate::{
         readiness::Readiness,
         routes::{self, Control},
     },
+    files::{self, routes::Files},
+    filesystem::service::FilesystemService,
     http_error::HttpError,
     interpreter::{Interpreter, InterpreterConfig},
     memory_guard,
@@ -138,7 +140,10 @@ impl App {
             table: control.table.clone(),
             activity: control.activity.clone(),
         };
-        let rpc = rpc::service(processes.register(connectrpc::Router::new()));
+        let filesystem =
+            FilesystemService::new(Arc::clone(&control.state), control.activity.clone());
+        let methods = filesystem.register(processes.register(connectrpc::Router::new()));
+        let rpc = rpc::service(methods);
         let gate = Gate {
             state: Arc::clone(&control.state),
             activity: control.activity.clone(),
@@ -148,6 +153,10 @@ impl App {
             .route("/envs", get(envs))
             .with_state(Arc::clone(&control.state))
             .merge(metrics_router(Arc::clone(&control.state)))
+            .merge(files::routes::router(Files {
+                state: Arc::clone(&control.state),
+                activity: control.activity.clone(),
+            }))
             .merge(routes::router(control.clone()))
             .fallback_service(rpc)
             .layer(middleware::from_fn_with_state(gate, auth::check))

@@ -35,6 +35,8 @@ use tower::ServiceExt as _;
 pub const CONNECTIONS_MAX: usize = 1024;
 /// How long a client may take to send the head of a request.
 const HEADER_READ_MAX: Duration = Duration::from_secs(60);
+/// Headers of one request: metadata of a file comes in them.
+const HEADERS_MAX: usize = 512;
 /// The pause after a failed accept, which is nearly always a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -171,7 +173,8 @@ async fn serve_connection(stream: TcpStream, router: Router, open: OpenConnectio
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_READ_MAX);
+        .header_read_timeout(HEADER_READ_MAX)
+        .max_headers(HEADERS_MAX);
     builder.http2().timer(TokioTimer::new());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
