@@ -49,6 +49,8 @@ error_codes! {
     SandboxNotFound = "sandbox_not_found", 404;
     /// No such template for this tenant.
     TemplateNotFound = "template_not_found", 404;
+    /// No such API key.
+    KeyNotFound = "key_not_found", 404;
     /// No such route.
     RouteNotFound = "route_not_found", 404;
     /// The route exists; this method does not.

@@ -1,0 +1,128 @@
+//! The routes. A handler reads what the wire holds, asks the platform, and writes the answer; rules
+//! are in `wire`.
+
+mod create;
+pub(crate) mod keys;
+mod lifetime;
+pub(crate) mod observe;
+mod sandboxes;
+mod templates;
+mod unsupported;
+
+use std::any::Any;
+
+use axum::{
+    Json, Router,
+    http::{HeaderName, header},
+    middleware,
+    response::{IntoResponse, Response},
+    routing::{delete, get, post, put},
+};
+use serde_json::{Value, json};
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    cors::{Any as AnyOrigin, CorsLayer},
+};
+
+use crate::{ApiState, error::ApiError, openapi, request};
+
+/// The router of the whole control plane. Paths that it does not know answer 404 as JSON.
+pub fn router(state: ApiState) -> Router {
+    Router::new()
+        .merge(sandbox_routes())
+        .merge(template_routes())
+        .merge(key_routes())
+        .merge(unsupported::routes())
+        .route("/health", get(health))
+        .route("/v1/openapi.json", get(openapi::document))
+        .fallback(async || ApiError::RouteNotFound)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .layer(CatchPanicLayer::custom(answer_panic))
+        .layer(cors())
+        .layer(middleware::from_fn_with_state(
+            state.clone(),
+            request::identify,
+        ))
+        .with_state(state)
+}
+
+fn sandbox_routes() -> Router<ApiState> {
+    Router::new()
+        .route(
+            "/sandboxes",
+            get(sandboxes::list_first).post(create::create_first),
+        )
+        .route(
+            "/v2/sandboxes",
+            get(sandboxes::list).post(create::create_second),
+        )
+        .route("/sandboxes/metrics", get(observe::metrics_of_many))
+        .route(
+            "/sandboxes/{id}",
+            get(sandboxes::get).delete(sandboxes::kill),
+        )
+        .route("/sandboxes/{id}/timeout", post(lifetime::set_timeout))
+        .route("/sandboxes/{id}/refreshes", post(lifetime::refresh))
+        .route("/sandboxes/{id}/connect", post(lifetime::connect_first))
+        .route("/v2/sandboxes/{id}/connect", post(lifetime::connect_second))
+        .route("/sandboxes/{id}/resume", post(lifetime::resume))
+        .route("/sandboxes/{id}/network", put(sandboxes::change_network))
+        .route("/sandboxes/{id}/metrics", get(observe::metrics))
+        .route("/sandboxes/{id}/logs", get(observe::logs_first))
+        .route("/v2/sandboxes/{id}/logs", get(observe::logs_second))
+        .route("/sandboxes/{id}/events", get(observe::events))
+}
+
+fn template_routes() -> Router<ApiState> {
+    Router::new()
+        .route("/templates", get(templates::list))
+        .route("/v2/templates", get(templates::list))
+        .route(
+            "/templates/{reference}",
+            get(templates::get).delete(templates::remove),
+        )
+        .route("/templates/aliases/{name}", get(templates::alias))
+}
+
+fn key_routes() -> Router<ApiState> {
+    Router::new()
+        .route("/v1/keys", get(keys::list).post(keys::create))
+        .route("/v1/keys/{id}", delete(keys::revoke))
+        .route("/teams", get(keys::teams))
+        .route(
+            "/api-keys",
+            get(keys::list_of_team).post(keys::create_for_team),
+        )
+        .route("/api-keys/{id}", delete(keys::revoke_of_team))
+}
+
+/// `GET /health`: whoever can reach the server may know that it is up (wire contract 1.1).
+async fn health(state: axum::extract::State<ApiState>) -> Json<Value> {
+    Json(json!({ "status": "ok", "sandboxes": state.platform.list().len() }))
+}
+
+/// Browsers may call from anywhere: what opens the API is a header that no browser adds by itself.
+fn cors() -> CorsLayer {
+    CorsLayer::new()
+        .allow_origin(AnyOrigin)
+        .allow_methods(AnyOrigin)
+        .allow_headers(AnyOrigin)
+        .expose_headers([
+            sandboxes::NEXT_TOKEN,
+            sandboxes::TOTAL_RUNNING,
+            lifetime::END_AT,
+            HeaderName::from_static("x-request-id"),
+            header::RETRY_AFTER,
+            HeaderName::from_static("should-retry"),
+        ])
+}
+
+/// One request's panic is one request's answer.
+fn answer_panic(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned());
+    tracing::error!(panic = text.unwrap_or_default(), "a request panicked");
+    ApiError::Panicked.into_response()
+}

@@ -1,0 +1,70 @@
+//! What every route is given.
+
+use std::sync::Arc;
+
+use sandhold_platform::{Platform, Templates};
+use sandhold_store::{SecretBytes, Store, StoreError};
+use sandhold_types::{Clock, Entropy};
+
+use crate::{Settings, gate::CreateGate, page::PageKey};
+
+/// What the API is built from.
+#[derive(Debug)]
+pub struct ApiParts {
+    /// Sandboxes.
+    pub platform: Arc<dyn Platform>,
+    /// Templates.
+    pub templates: Arc<dyn Templates>,
+    /// Keys and idempotency records.
+    pub store: Arc<dyn Store>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness.
+    pub entropy: Arc<dyn Entropy>,
+    /// Settings.
+    pub settings: Settings,
+}
+
+/// What every route is given. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct ApiState {
+    pub(crate) platform: Arc<dyn Platform>,
+    pub(crate) templates: Arc<dyn Templates>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) gate: Arc<CreateGate>,
+    pub(crate) page_key: PageKey,
+}
+
+impl ApiState {
+    /// Takes the parts and gets what the store keeps for the API: the key that page tokens are
+    /// signed with, which is the same in every process on the store.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn open(parts: ApiParts) -> Result<Self, StoreError> {
+        let mut candidate = [0; 32];
+        parts.entropy.fill(&mut candidate);
+        let key = parts
+            .store
+            .secret("page-tokens", SecretBytes(candidate))
+            .await?;
+        let limits = &parts.settings.limits;
+        let gate = CreateGate::new(
+            limits.creates_running_per_tenant_max,
+            limits.creates_waiting_per_tenant_max,
+        );
+        Ok(Self {
+            platform: parts.platform,
+            templates: parts.templates,
+            store: parts.store,
+            clock: parts.clock,
+            entropy: parts.entropy,
+            settings: Arc::new(parts.settings),
+            gate: Arc::new(gate),
+            page_key: PageKey::new(key.0),
+        })
+    }
+}
