@@ -1,7 +1,9 @@
 //! The `sandhold` binary: command line and wiring, nothing else.
 
+mod cli;
 mod doctor;
 mod settings;
+mod up;
 
 use std::process::ExitCode;
 
@@ -17,13 +19,20 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run the platform on this machine until it is stopped.
+    Up(up::Args),
     /// Check whether this machine can run sandboxes, and say how to mend what is missing.
     Doctor(doctor::Args),
+    /// Templates that sandboxes are made from.
+    #[command(subcommand)]
+    Template(cli::TemplateCommand),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Template(command) => cli::run_template(command),
     };
     result.unwrap_or_else(|error| {
         eprintln!("sandhold: {error:#}");

@@ -9,6 +9,8 @@ use std::{
 pub(crate) const DATA_DIR: &str = "/var/lib/sandhold/data";
 /// Where set-up puts the default templates.
 pub(crate) const SHARED_TEMPLATES: &str = "/var/lib/sandhold/templates";
+/// Where engines keep what does not survive a restart of the machine.
+pub(crate) const STATE_ROOT: &str = "/run/sandhold";
 /// Where a server listens unless told otherwise.
 pub(crate) const LISTEN: &str = "127.0.0.1:3000";
 
@@ -31,5 +33,20 @@ pub(crate) fn shared_templates() -> Vec<PathBuf> {
             .filter(|path| !path.as_os_str().is_empty())
             .collect(),
         None => vec![Path::new(SHARED_TEMPLATES).to_owned()],
+    }
+}
+
+/// Logs to standard error; `SANDHOLD_LOG_FILTER` chooses what, in the form of tracing's filters.
+pub(crate) fn start_logging(json: bool) {
+    use tracing_subscriber::EnvFilter;
+    let filter =
+        EnvFilter::try_from_env("SANDHOLD_LOG_FILTER").unwrap_or_else(|_| EnvFilter::new("info"));
+    let logger = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(filter);
+    if json {
+        logger.json().init();
+    } else {
+        logger.init();
     }
 }

@@ -1,0 +1,210 @@
+//! `sandhold up`: everything on one machine, wired together.
+//!
+//! ```text
+//!  bind ─▶ data directory (locked) ─▶ store ─▶ catalogue ─▶ engine, network ─▶ node (recovers)
+//!       ─▶ gateway + api on one listener ─▶ "ready http://…" ─▶ until SIGTERM or SIGINT ─▶ drain
+//! ```
+//!
+//! The listener is bound first, so that a port that is taken is told before any work is done.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context;
+use sandhold_api::{ApiParts, ApiState, Settings};
+use sandhold_engine::{
+    Engine,
+    gvisor::{GvisorConfig, GvisorEngine},
+};
+use sandhold_gateway::{Drained, Gateway, GatewayConfig};
+use sandhold_images::Catalogue;
+use sandhold_network::{LinuxNetwork, Network};
+use sandhold_node::{Dependencies, Faults, HttpAgent, Layout, Node, NodeConfig};
+use sandhold_store::{SqliteStore, Store};
+use sandhold_types::{Clock, Entropy, FaultPlan, SystemClock, SystemEntropy};
+use tokio::{net::TcpListener, sync::Semaphore};
+
+use crate::settings;
+
+/// How long the removal of all sandboxes at the stop may take.
+const KILL_ALL_BUDGET: Duration = Duration::from_secs(60);
+/// How often the bytes of deleted templates are looked for.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Options of `sandhold up`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where sandboxes, keys and templates are kept.
+    #[arg(long, env = "SANDHOLD_DATA_DIR", default_value = settings::DATA_DIR)]
+    data_dir: PathBuf,
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, env = "SANDHOLD_LISTEN", default_value = settings::LISTEN)]
+    listen: SocketAddr,
+    /// The domain under which sandboxes are reachable as <port>-<id>.<domain>. Default:
+    /// `localhost` with the port of the listener.
+    #[arg(long, env = "SANDHOLD_DOMAIN")]
+    domain: Option<String>,
+    /// What becomes of the sandboxes when the server stops in good order.
+    #[arg(long, value_enum, default_value_t = OnExit::Keep)]
+    on_exit: OnExit,
+    /// Log as JSON lines.
+    #[arg(long)]
+    log_json: bool,
+    /// Die by SIGKILL at this journalled step (`step` or `step:count`); for recovery tests.
+    #[arg(long, hide = true)]
+    fault_at: Option<FaultPlan>,
+}
+
+/// What becomes of the sandboxes when the server stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum OnExit {
+    /// They go on running and are found again at the next start.
+    Keep,
+    /// They are removed.
+    Kill,
+}
+
+/// Runs a server until it is told to stop.
+///
+/// # Errors
+/// It cannot start; the message says what is missing.
+pub(crate) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    settings::start_logging(args.log_json);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(args))
+}
+
+async fn serve(args: Args) -> anyhow::Result<ExitCode> {
+    let listener = TcpListener::bind(args.listen).await.with_context(|| {
+        format!(
+            "could not listen on {}; choose another --listen",
+            args.listen
+        )
+    })?;
+    let address = listener.local_addr()?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy);
+    let layout = Arc::new(Layout::open(&args.data_dir, entropy.as_ref())?);
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&layout.root().join("store.db"))?);
+    let first = sandhold_store::first_start(
+        store.as_ref(),
+        layout.root(),
+        clock.as_ref(),
+        entropy.as_ref(),
+    );
+    first.await.context("could not make the first API key")?;
+    let engine = build_engine(layout.tag()).await?;
+    let catalogue = open_catalogue(&layout, engine.as_ref(), clock.clone()).await?;
+    let network: Arc<dyn Network> = Arc::new(LinuxNetwork::new(layout.tag()).await?);
+    let config = NodeConfig::default();
+    let dependencies = Dependencies {
+        engine,
+        builds: catalogue.clone(),
+        agent: Arc::new(HttpAgent::new(network.clone())),
+        network,
+        clock: clock.clone(),
+        entropy: entropy.clone(),
+        layout,
+        faults: Faults::new(args.fault_at),
+        launches: Semaphore::new(config.launches_max),
+    };
+    let (node, report) = Node::start(dependencies, config).await?;
+    tracing::info!(?report, "recovered");
+    let collector = tokio::spawn(collect_templates(node.clone(), catalogue.clone()));
+    let domain = args
+        .domain
+        .unwrap_or_else(|| format!("localhost:{}", address.port()));
+    let api = ApiState::open(ApiParts {
+        platform: node.clone(),
+        templates: catalogue,
+        store,
+        clock: clock.clone(),
+        entropy,
+        settings: Settings {
+            public_domain: Some(domain),
+            ..Settings::default()
+        },
+    });
+    let api = sandhold_api::router(api.await?);
+    let gateway = Gateway::new(node.clone(), clock, GatewayConfig::default());
+    say_ready(address)?;
+    let drained = sandhold_gateway::serve(listener, api, gateway, stop_signal()?).await;
+    if let Drained::Cut { connections } = drained {
+        tracing::warn!(connections, "connections were cut after the drain time");
+    }
+    collector.abort();
+    node.stop();
+    if args.on_exit == OnExit::Kill {
+        node.kill_all(KILL_ALL_BUDGET).await;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The gVisor engine, with its state where socket paths stay short.
+pub(crate) async fn build_engine(tag: &str) -> anyhow::Result<Arc<dyn Engine>> {
+    let runsc = settings::find_runsc()
+        .context("runsc was not found: run `sandhold doctor`, it says how to mend that")?;
+    let config = GvisorConfig {
+        runsc,
+        node_tag: tag.to_owned(),
+        state_root: Path::new(settings::STATE_ROOT).join(tag),
+    };
+    Ok(Arc::new(GvisorEngine::new(config).await?))
+}
+
+async fn open_catalogue(
+    layout: &Layout,
+    engine: &dyn Engine,
+    clock: Arc<dyn Clock>,
+) -> anyhow::Result<Arc<Catalogue>> {
+    let own = layout.root().join("templates");
+    let identity = engine.identity();
+    let opened = tokio::task::spawn_blocking(move || {
+        Catalogue::open(&own, &settings::shared_templates(), identity, clock)
+    });
+    Ok(Arc::new(opened.await??))
+}
+
+/// Removes the bytes of deleted templates once no sandbox is there that came from them.
+async fn collect_templates(node: Arc<Node>, catalogue: Arc<Catalogue>) {
+    let mut ticks = tokio::time::interval(COLLECT_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let in_use = node.builds_in_use();
+        let catalogue = catalogue.clone();
+        let collected = tokio::task::spawn_blocking(move || catalogue.collect(&in_use)).await;
+        match collected {
+            Ok(Ok(collected)) => tracing::debug!(?collected, "templates collected"),
+            Ok(Err(error)) => tracing::warn!(error = ?error, "templates not collected"),
+            Err(error) => tracing::error!(%error, "the template collector failed"),
+        }
+    }
+}
+
+/// The one line on standard output: whoever started the server waits for it.
+fn say_ready(address: SocketAddr) -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "ready http://{address}")?;
+    out.flush()?;
+    Ok(())
+}
+
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
