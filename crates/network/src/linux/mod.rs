@@ -77,7 +77,8 @@ fn directory(node_tag: &str) -> PathBuf {
 #[derive(Debug)]
 struct Attached {
     router: Arc<File>,
-    _relay: Relay,
+    /// Kept for its tasks, which end when it is dropped.
+    _relay: Option<Relay>,
 }
 
 /// The networks of one node's sandboxes.
@@ -119,12 +120,15 @@ impl LinuxNetwork {
         };
         for id in network.files.list().map_err(NetworkError::List)? {
             // One that is only half there is not opened; the node finds it by listing.
-            if let Ok(router) = File::open(network.files.router(&id)) {
-                let opened = network.open(&id, router).await;
-                if let Err(error) = opened {
-                    tracing::warn!(sandbox = %id, %error, "its network is not usable");
-                }
+            let Ok(router) = File::open(network.files.router(&id)) else {
+                continue;
+            };
+            let router = Arc::new(router);
+            let relay = network.open_relay(&router).await;
+            if let Err(error) = &relay {
+                tracing::warn!(sandbox = %id, %error, "it cannot resolve names");
             }
+            network.keep(&id, router, relay.ok());
         }
         Ok(network)
     }
@@ -133,30 +137,25 @@ impl LinuxNetwork {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens what this process needs of a network that is there.
-    async fn open(&self, id: &SandboxId, router: File) -> Result<(), StepError> {
-        let router = Arc::new(router);
+    /// Opens the resolver's sockets in a router namespace.
+    async fn open_relay(&self, router: &Arc<File>) -> Result<Relay, StepError> {
         let step = "open the resolver's sockets";
-        let datagrams = self
-            .dialler
-            .datagrams(&router, resolver::AT)
-            .await
-            .map_err(at(step))?;
-        let connections = self
-            .dialler
-            .listener(&router, resolver::AT)
-            .await
-            .map_err(at(step))?;
-        let relay = Relay::start(
+        let datagrams = self.dialler.datagrams(router, resolver::AT).await;
+        let datagrams = datagrams.map_err(at(step))?;
+        let connections = self.dialler.listener(router, resolver::AT).await;
+        let connections = connections.map_err(at(step))?;
+        Ok(Relay::start(
             tokio::net::UdpSocket::from_std(datagrams).map_err(at(step))?,
             tokio::net::TcpListener::from_std(connections).map_err(at(step))?,
-        );
-        let opened = Attached {
+        ))
+    }
+
+    fn keep(&self, id: &SandboxId, router: Arc<File>, relay: Option<Relay>) {
+        let attached = Attached {
             router,
             _relay: relay,
         };
-        self.attached().insert(id.clone(), opened);
-        Ok(())
+        self.attached().insert(id.clone(), attached);
     }
 
     async fn build(&self, id: &SandboxId, egress: &Egress) -> Result<(), StepError> {
@@ -174,8 +173,10 @@ impl LinuxNetwork {
             rules: policy::router_rules(egress),
             uplink,
         };
-        let router = on_own_thread(async move || plan.build().await).await?;
-        self.open(id, router).await
+        let router = Arc::new(on_own_thread(async move || plan.build().await).await?);
+        let relay = self.open_relay(&router).await?;
+        self.keep(id, router, Some(relay));
+        Ok(())
     }
 
     fn uplink(&self, id: &SandboxId) -> Uplink {
