@@ -41,7 +41,9 @@ pub(crate) fn start_logging(json: bool) {
     use tracing_subscriber::EnvFilter;
     let filter =
         EnvFilter::try_from_env("SANDHOLD_LOG_FILTER").unwrap_or_else(|_| EnvFilter::new("info"));
+    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let logger = tracing_subscriber::fmt()
+        .with_ansi(ansi)
         .with_writer(std::io::stderr)
         .with_env_filter(filter);
     if json {
