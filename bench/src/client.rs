@@ -1,0 +1,130 @@
+//! A client of the server's public API: what an SDK would send, with as little of its own time in
+//! between as possible.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+
+/// Longer than anything that is measured.
+const REQUEST_BUDGET: Duration = Duration::from_secs(120);
+
+/// A server and the key for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    url: String,
+    key: String,
+    agent: ureq::Agent,
+}
+
+/// A sandbox of this client.
+#[derive(Debug, Clone)]
+pub(crate) struct Sandbox {
+    pub(crate) id: String,
+}
+
+impl Client {
+    /// From the environment that `scripts/with-server` exports.
+    pub(crate) fn from_environment() -> anyhow::Result<Self> {
+        let variable = |name: &str| {
+            std::env::var(name)
+                .with_context(|| format!("{name} is not set: use scripts/with-server"))
+        };
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(REQUEST_BUDGET))
+            .build();
+        Ok(Self {
+            url: variable("SANDHOLD_URL")?,
+            key: variable("SANDHOLD_API_KEY")?,
+            agent: config.into(),
+        })
+    }
+
+    fn send(
+        &self,
+        (method, path): (&str, &str),
+        headers: &[(&str, &str)],
+        body: String,
+    ) -> anyhow::Result<(u16, String)> {
+        let mut request = ureq::http::Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.url))
+            .header("x-api-key", &self.key)
+            .header("content-type", "application/json");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut response = self.agent.run(request.body(body)?)?;
+        let status = response.status().as_u16();
+        Ok((
+            status,
+            response
+                .body_mut()
+                .with_config()
+                .limit(64 << 20)
+                .read_to_string()?,
+        ))
+    }
+
+    /// Creates a sandbox and waits until its data plane answers a request.
+    pub(crate) fn create(&self, template: &str) -> anyhow::Result<Sandbox> {
+        let body = json!({"templateID": template, "timeout": 3600}).to_string();
+        let (status, text) = self.send(("POST", "/v2/sandboxes"), &[], body)?;
+        ensure!(status == 201, "create answered {status}: {text}");
+        let answer: Value = serde_json::from_str(&text)?;
+        let id = answer["sandboxID"]
+            .as_str()
+            .context("no sandboxID")?
+            .to_owned();
+        let sandbox = Sandbox { id };
+        let headers = [
+            ("e2b-sandbox-id", sandbox.id.as_str()),
+            ("e2b-sandbox-port", "49983"),
+        ];
+        let (status, text) = self.send(("GET", "/health"), &headers, String::new())?;
+        ensure!(status == 204, "the data plane answered {status}: {text}");
+        Ok(sandbox)
+    }
+
+    /// Runs code in the interpreter and returns the text of its main result.
+    pub(crate) fn run_code(&self, sandbox: &Sandbox, code: &str) -> anyhow::Result<String> {
+        let body = json!({"code": code, "context_id": null, "language": null, "env_vars": null});
+        let headers = [
+            ("e2b-sandbox-id", sandbox.id.as_str()),
+            ("e2b-sandbox-port", "49999"),
+        ];
+        let (status, text) = self.send(("POST", "/execute"), &headers, body.to_string())?;
+        ensure!(status == 200, "the interpreter answered {status}: {text}");
+        for line in text.lines() {
+            let event: Value = serde_json::from_str(line)?;
+            if event["type"] == "result" {
+                return Ok(event["text"].as_str().unwrap_or_default().to_owned());
+            }
+        }
+        bail!("no result in {text}")
+    }
+
+    /// Removes a sandbox.
+    pub(crate) fn kill(&self, sandbox: &Sandbox) -> anyhow::Result<()> {
+        let path = format!("/sandboxes/{}", sandbox.id);
+        let (status, text) = self.send(("DELETE", &path), &[], String::new())?;
+        ensure!(status == 204, "kill answered {status}: {text}");
+        Ok(())
+    }
+
+    /// How many sandboxes the first page of the listing shows.
+    pub(crate) fn list(&self) -> anyhow::Result<usize> {
+        let (status, text) = self.send(("GET", "/v2/sandboxes?limit=100"), &[], String::new())?;
+        ensure!(status == 200, "list answered {status}: {text}");
+        let items: Vec<Value> = serde_json::from_str(&text)?;
+        Ok(items.len())
+    }
+}
+
+/// How long `work` takes.
+pub(crate) fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(Duration, T)> {
+    let begun = Instant::now();
+    let value = work()?;
+    Ok((begun.elapsed(), value))
+}
