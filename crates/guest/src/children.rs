@@ -195,6 +195,7 @@ pub fn run_as(command: &mut Command, account: &Account, cwd: &Path) -> io::Resul
         // SAFETY: only system calls on memory that was prepared before the fork.
         unsafe {
             reset_oom_score();
+            reset_signals();
             if libc::setsid() < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -216,6 +217,20 @@ pub fn run_as(command: &mut Command, account: &Account, cwd: &Path) -> io::Resul
         command.pre_exec(setup);
     }
     Ok(())
+}
+
+/// Signals that whoever started the agent ignored would stay ignored in every child, and a shell
+/// that starts so can never be interrupted.
+///
+/// # Safety
+/// Makes system calls only, so it may run between fork and exec.
+unsafe fn reset_signals() {
+    for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the default action needs no handler.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
 }
 
 /// The agent protects itself from the out-of-memory killer; its children must not inherit that.

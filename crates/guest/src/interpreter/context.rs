@@ -35,6 +35,7 @@ use super::{
     language::{Family, Language},
     outbox::Outbox,
     output,
+    process::EXIT_STATUS,
     variables::Changes,
 };
 
@@ -382,7 +383,14 @@ impl Context {
             Outcome::Removed => outbox.push(output::failed(&removed())),
             Outcome::Died(end) => {
                 self.end_kernel().await;
-                outbox.push(output::failed(&died(&end)));
+                match (&self.family, end.strip_prefix(EXIT_STATUS)) {
+                    // A script may end its shell; that is no accident.
+                    (Family::Bash, Some("0")) => {}
+                    (Family::Bash, Some(_)) => {
+                        outbox.push(output::failed(&failure("ExitStatus", end)));
+                    }
+                    _ => outbox.push(output::failed(&died(&end))),
+                }
             }
             Outcome::Stuck => {
                 self.end_kernel().await;

@@ -10,6 +10,9 @@ use crate::children::ExitWaiter;
 /// A process that was sent SIGKILL is gone within this time, or nothing can be done about it.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
+/// How the end of a process that ended by itself is told.
+pub(super) const EXIT_STATUS: &str = "exit status ";
+
 /// A running or ended kernel process.
 #[derive(Debug)]
 pub(super) struct KernelProcess {
@@ -77,7 +80,7 @@ fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (_, Some(9)) => String::from("killed by signal 9, perhaps for want of memory"),
         (_, Some(signal)) => format!("killed by signal {signal}"),
-        (Some(code), None) => format!("exit status {code}"),
+        (Some(code), None) => format!("{EXIT_STATUS}{code}"),
         (None, None) => String::from("it is not known how"),
     }
 }

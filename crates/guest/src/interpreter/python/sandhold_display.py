@@ -4,14 +4,12 @@ import datetime
 import math
 import sys
 
-# Longer text is cut; a longer image or document is left out. Both leave a marker.
+# Longer text is cut, with a marker.
 TEXT_CHARACTERS_MAX = 4 << 20
-BINARY_CHARACTERS_MAX = 48 << 20
 # A frame with more cells sends its text and HTML only.
 FRAME_CELLS_MAX = 500_000
 CHART = "e2b/chart"
 DATA = "e2b/data"
-BINARY = ("image/png", "image/jpeg", "application/pdf")
 
 
 def install(shell):
@@ -24,22 +22,27 @@ def install(shell):
         print_method = ObjectName("_repr_e2b_chart_")
         _return_type = dict
 
+        def __call__(self, shown):
+            # Not registered: matplotlib's inline backend clears every formatter of figures.
+            if is_figure(shown):
+                return figure_chart(shown)
+            return super().__call__(shown)
+
     class DataFormatter(BaseFormatter):
         format_type = Unicode(DATA)
         print_method = ObjectName("_repr_e2b_data_")
         _return_type = dict
 
     display = shell.display_formatter
-    chart = ChartFormatter(parent=display)
-    chart.for_type_by_name("matplotlib.figure", "Figure", figure_chart)
     data = DataFormatter(parent=display)
     data.for_type_by_name("pandas.core.frame", "DataFrame", frame_data)
-    display.formatters[CHART] = chart
+    display.formatters[CHART] = ChartFormatter(parent=display)
     display.formatters[DATA] = data
     # pandas 3 moved the class's public name, not its home; both names lead here.
     data.for_type_by_name("pandas", "DataFrame", frame_data)
     display.active_types = list(display.formatters)
     bound_results(display)
+    show_any_error(shell)
 
     import sandhold_charts
 
@@ -57,18 +60,32 @@ def bound_results(display):
 
 
 def bound(kind, value):
-    if isinstance(value, (bytes, bytearray)):
-        if len(value) > BINARY_CHARACTERS_MAX * 3 // 4:
-            return ""
+    # Pictures and documents cannot be cut; the agent leaves them out if they are too large.
+    if not kind.startswith("text/") or not isinstance(value, str):
         return value
-    if not isinstance(value, str):
-        return value
-    if kind in BINARY:
-        return value if len(value) <= BINARY_CHARACTERS_MAX else ""
     if len(value) <= TEXT_CHARACTERS_MAX:
         return value
     left_out = len(value) - TEXT_CHARACTERS_MAX
     return f"{value[:TEXT_CHARACTERS_MAX]}\n[cut: {left_out} more characters]"
+
+
+def show_any_error(shell):
+    """An error whose own text cannot be made is still shown under its name."""
+    show = shell._showtraceback
+
+    def shown(kind, error, lines):
+        try:
+            str(error)
+        except Exception as failure:
+            error = f"<its text cannot be made: {type(failure).__name__}>"
+        show(kind, error, lines)
+
+    shell._showtraceback = shown
+
+
+def is_figure(shown):
+    figure = sys.modules.get("matplotlib.figure")
+    return figure is not None and isinstance(shown, figure.Figure)
 
 
 def figure_chart(figure):
