@@ -3,7 +3,8 @@
 //! What each language needs:
 //! - JavaScript: V8 seeds `Math.random` once and offers no way to do it again, so it is replaced
 //!   by a generator that can be reseeded. `crypto` draws from a generator of Deno's that takes
-//!   new entropy from the kernel after 64 KiB, so that much is drawn and thrown away.
+//!   new entropy from the kernel after 64 KiB, so that much is drawn and thrown away; and
+//!   `randomUUID`, of the web and of Node, keeps 128 ids in store.
 //! - bash: assigning to `RANDOM` seeds it. `SRANDOM` asks the kernel.
 //! - R: `set.seed`.
 //! - Java: its shared generators have no seed that can be set; `SecureRandom` mixes one in on
@@ -34,6 +35,11 @@ const MATH_RANDOM: &str = r"{
       state.set(words);
       const waste = new Uint8Array(65536);
       for (let i = 0; i < 3; i++) crypto.getRandomValues(waste);
+      const node = globalThis.process?.getBuiltinModule?.('node:crypto');
+      for (let i = 0; i < 256; i++) {
+        crypto.randomUUID();
+        node?.randomUUID();
+      }
     },
   });
 }

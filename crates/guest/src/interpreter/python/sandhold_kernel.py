@@ -12,6 +12,7 @@ It adds what the agent's contract needs and what a plain kernel does not do:
 Standard library only, apart from ipykernel itself: it has to run with whatever a template holds.
 """
 
+import gc
 import json
 import os
 import socket
@@ -45,6 +46,10 @@ def main():
             target=serve, args=(listener,), name="sandhold-side-channel", daemon=True
         ).start()
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
+    # What is loaded now stays: neither collections nor the search for generators need to look
+    # at it again, and its pages stay as they are in the image.
+    gc.collect()
+    gc.freeze()
     app.start()
 
 

@@ -8,6 +8,7 @@ Generators that user code made with a seed of its own choice keep it: their sequ
 be reproducible.
 """
 
+import gc
 import hashlib
 import os
 import sys
@@ -65,9 +66,10 @@ def numpy(seed):
 
 
 def reseed_generators(module, words):
-    """Those that user code made with ``default_rng()`` and no seed."""
-    import gc
+    """Those that user code made with ``default_rng()`` and no seed.
 
+    The launcher froze what it had loaded, so this looks at what user code has made only.
+    """
     generator = module.Generator
     for number, held in enumerate(
         [thing for thing in gc.get_objects() if type(thing) is generator]
