@@ -23,19 +23,26 @@ enum Command {
     Up(up::Args),
     /// Check whether this machine can run sandboxes, and say how to mend what is missing.
     Doctor(doctor::Args),
-    /// Templates that sandboxes are made from.
-    #[command(subcommand)]
-    Template(cli::TemplateCommand),
+    #[command(flatten)]
+    Client(cli::Command),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Template(command) => cli::run_template(command),
+        Command::Client(command) => client(&command),
     };
     result.unwrap_or_else(|error| {
         eprintln!("sandhold: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+/// Runs a command for people.
+fn client(command: &cli::Command) -> anyhow::Result<ExitCode> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(cli::run(command))
 }

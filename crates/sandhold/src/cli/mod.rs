@@ -1,25 +1,68 @@
-//! The command line for people: one file per noun.
+//! The command line for people: a client of a running server, over its public API, and the
+//! template builder, which works on this machine.
+//!
+//! ```text
+//!   sandhold sandbox|key|template …  ──▶ server (REST)        list, create, kill, keys
+//!                                    ──▶ gateway (data plane)  exec, run, files
+//! ```
+//!
+//! One file per noun or large verb. What is printed to standard output is the result and nothing
+//! else: a table for a person at a terminal, tab-separated lines without a heading for a pipe, JSON
+//! with `--json`. Everything else goes to standard error. An error says what happened, to what, and
+//! what to do.
 
+mod connect;
+mod exec;
+mod files;
+mod key;
+mod output;
+mod run_code;
+mod sandbox;
+mod server;
+mod stdin;
+mod template;
 mod template_build;
+mod terminal;
+#[cfg(test)]
+mod tests;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
-/// What can be done with templates.
+/// The commands for people.
 #[derive(Debug, clap::Subcommand)]
-pub(crate) enum TemplateCommand {
-    /// Make a template from its definition and bake it.
-    Build(template_build::Args),
+pub(crate) enum Command {
+    /// Make, list, use and end sandboxes.
+    #[command(subcommand, visible_alias = "sandboxes", visible_alias = "sbx")]
+    Sandbox(sandbox::Command),
+    /// Make, list and revoke API keys.
+    #[command(subcommand, visible_alias = "keys")]
+    Key(key::Command),
+    /// Build, list, show and delete templates.
+    #[command(subcommand, visible_alias = "templates")]
+    Template(template::Command),
 }
 
-/// Runs a template command.
+/// Carries a command out.
 ///
 /// # Errors
-/// What the command says.
-pub(crate) fn run_template(command: TemplateCommand) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
-    match command {
-        TemplateCommand::Build(args) => runtime.block_on(template_build::run(&args)),
+/// What happened, to what, and what to do, as one text.
+pub(crate) async fn run(command: &Command) -> anyhow::Result<ExitCode> {
+    let result = match command {
+        Command::Sandbox(command) => sandbox::run(command).await,
+        Command::Key(command) => key::run(command).await,
+        Command::Template(command) => template::run(command).await,
+    };
+    match result {
+        // Whoever read our output has seen enough.
+        Err(error) if is_broken_pipe(&error) => Ok(ExitCode::SUCCESS),
+        other => other,
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    })
 }
