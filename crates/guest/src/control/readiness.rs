@@ -18,8 +18,8 @@ use crate::{
     process::{
         exit::Ending,
         launch::{LaunchPlan, StdioPlan},
-        output::Update,
-        table::{Label, Process, ProcessTable},
+        output::{Reader, Update},
+        table::{Label, ProcessTable, Started},
     },
     state::SandboxState,
 };
@@ -91,10 +91,10 @@ async fn bring_up(
 ) {
     if let Some(command) = start_command {
         match runner.run(&command, None).await {
-            Some(process) => {
+            Some(started) => {
                 shared.started.store(true, Ordering::Release);
                 // A reader that throws away: the command must not wait for one.
-                tokio::spawn(watch_start_command(process));
+                tokio::spawn(watch_start_command(started.reader));
             }
             None => return,
         }
@@ -107,15 +107,14 @@ async fn bring_up(
     }
 }
 
-async fn watch_start_command(process: Arc<Process>) {
-    let ending = end_of(&process).await;
+async fn watch_start_command(reader: Reader) {
+    let ending = end_of(reader).await;
     if ending.is_some_and(|ending| ending.exit_code != 0) {
         tracing::warn!("the start command has failed");
     }
 }
 
-async fn end_of(process: &Process) -> Option<Ending> {
-    let mut reader = process.log.subscribe();
+async fn end_of(mut reader: Reader) -> Option<Ending> {
     loop {
         match reader.next().await {
             Update::Data(..) => {}
@@ -131,7 +130,7 @@ struct Runner {
 }
 
 impl Runner {
-    async fn run(&self, command: &str, timeout: Option<Duration>) -> Option<Arc<Process>> {
+    async fn run(&self, command: &str, timeout: Option<Duration>) -> Option<Started> {
         let account = match self.state.account(None) {
             Ok(account) => account,
             Err(error) => {
@@ -156,7 +155,7 @@ impl Runner {
         };
         let deadline = timeout.map(|timeout| tokio::time::Instant::now() + timeout);
         match self.table.start(plan, label, deadline).await {
-            Ok(process) => Some(process),
+            Ok(started) => Some(started),
             Err(error) => {
                 tracing::error!(%error, "a command of the template does not start");
                 None
@@ -166,7 +165,7 @@ impl Runner {
 
     async fn succeeds(&self, command: &str) -> bool {
         match self.run(command, Some(READY_COMMAND_MAX)).await {
-            Some(process) => end_of(&process)
+            Some(started) => end_of(started.reader)
                 .await
                 .is_some_and(|ending| ending.exit_code == 0),
             None => false,

@@ -112,12 +112,17 @@ impl ProcessService {
     ) -> ServiceResult<ServiceStream<proto::StartResponse>> {
         let (plan, label) = self.plan(&context, request)?;
         let deadline = context.deadline().map(Instant::from_std);
-        let process = self
+        let started = self
             .table
             .start(plan, label, deadline)
             .await
             .map_err(start_error)?;
-        let events = self.events(&context, &process, WhoseDeadline::Process);
+        let events = self.events(
+            &context,
+            started.process.pid,
+            started.reader,
+            WhoseDeadline::Process,
+        );
         Response::stream_ok(events.map(|event| {
             event.map(|event| proto::StartResponse {
                 event: event.into(),
@@ -132,7 +137,12 @@ impl ProcessService {
     ) -> ServiceResult<ServiceStream<proto::ConnectResponse>> {
         let selector = selector(request.process.into_option())?;
         let process = self.table.find(&selector).ok_or_else(|| gone(&selector))?;
-        let events = self.events(&context, &process, WhoseDeadline::Call);
+        let events = self.events(
+            &context,
+            process.pid,
+            process.log.subscribe(),
+            WhoseDeadline::Call,
+        );
         Response::stream_ok(events.map(|event| {
             event.map(|event| proto::ConnectResponse {
                 event: event.into(),
@@ -294,14 +304,14 @@ impl ProcessService {
     fn events(
         &self,
         context: &RequestContext,
-        process: &Arc<Process>,
+        pid: u32,
+        reader: Reader,
         whose: WhoseDeadline,
     ) -> impl futures::Stream<Item = Result<proto::ProcessEvent, ConnectError>> + Send + use<> {
         let call_deadline = context.deadline().map(Instant::from_std);
         let cursor = Cursor {
-            pid: process.pid,
-            // Subscribed here, before the first output can have been pushed unseen.
-            reader: process.log.subscribe(),
+            pid,
+            reader,
             phase: Phase::Start,
             keepalive: keepalive_interval(context.headers()),
             deadline: match whose {

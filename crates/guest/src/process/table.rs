@@ -19,7 +19,7 @@ use crate::{
     process::{
         exit::Ending,
         launch::{LaunchError, LaunchPlan, Launched, TerminalSize, launch_blocking, resize},
-        output::OutputLog,
+        output::{OutputLog, Reader},
         pump::{pump, wait_for_exit},
     },
 };
@@ -171,6 +171,15 @@ struct Inner {
     ended: VecDeque<(Instant, Arc<Process>)>,
 }
 
+/// A process and the first reader of its output, which misses nothing.
+#[derive(Debug)]
+pub struct Started {
+    /// The process.
+    pub process: Arc<Process>,
+    /// Reads from the first byte on.
+    pub reader: Reader,
+}
+
 /// Why a process was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -208,7 +217,7 @@ impl ProcessTable {
         plan: LaunchPlan,
         label: Label,
         deadline: Option<Instant>,
-    ) -> Result<Arc<Process>, StartError> {
+    ) -> Result<Started, StartError> {
         let table = self.clone();
         tokio::spawn(async move { table.start_here(plan, label, deadline).await })
             .await
@@ -220,7 +229,7 @@ impl ProcessTable {
         plan: LaunchPlan,
         label: Label,
         deadline: Option<Instant>,
-    ) -> Result<Arc<Process>, StartError> {
+    ) -> Result<Started, StartError> {
         if self.lock().running.len() >= PROCESSES_MAX {
             return Err(StartError::TooMany);
         }
@@ -241,7 +250,7 @@ impl ProcessTable {
         launched: Launched,
         label: Label,
         deadline: Option<Instant>,
-    ) -> io::Result<Arc<Process>> {
+    ) -> io::Result<Started> {
         let (exit_sender, exited) = watch::channel(false);
         let writer = |fd| AsyncPipe::new(fd, Interest::WRITABLE).map(Arc::new);
         let process = Arc::new(Process {
@@ -254,6 +263,8 @@ impl ProcessTable {
             exited,
             children: self.children.clone(),
         });
+        // Before anything is pumped: without a reader, output is only kept as backlog.
+        let reader = process.log.subscribe();
         let mut pumps = tokio::task::JoinSet::new();
         for (source, fd) in launched.outputs {
             let pipe = AsyncPipe::new(fd, Interest::READABLE)?;
@@ -273,7 +284,7 @@ impl ProcessTable {
             pumps,
             deadline,
         ));
-        Ok(process)
+        Ok(Started { process, reader })
     }
 
     /// The running process of this name.

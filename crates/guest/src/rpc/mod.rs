@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use axum::extract::Request;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use connectrpc::{
     CompressionPolicy, CompressionRegistry, ConnectError, ConnectRpcService, GzipProvider, Limits,
     Router,
 };
 use http::{HeaderMap, header::AUTHORIZATION};
+use tower::util::MapRequest;
 
 use crate::{
     account::{Account, AccountError},
@@ -24,17 +26,30 @@ pub const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
 const KEEPALIVE_HEADER: &str = "keepalive-ping-interval";
 
 /// Serves the methods over Connect, JSON and binary. Responses are never compressed: streams
-/// must not wait in a compressor, and the clients do not ask for it. Requests may be.
+/// must not wait in a compressor, whatever a transport says that it takes. Requests may be.
 #[must_use]
-pub fn service(router: Router) -> ConnectRpcService {
-    ConnectRpcService::new(router)
+pub fn service(router: Router) -> MapRequest<ConnectRpcService, fn(Request) -> Request> {
+    let service = ConnectRpcService::new(router)
         .with_limits(
             Limits::default()
                 .with_max_request_body_size(MESSAGE_BYTES_MAX)
                 .with_max_message_size(MESSAGE_BYTES_MAX),
         )
         .with_compression(CompressionRegistry::new().register(GzipProvider::default()))
-        .with_compression_policy(CompressionPolicy::disabled())
+        .with_compression_policy(CompressionPolicy::disabled());
+    MapRequest::new(service, without_compression)
+}
+
+/// The request as if the client took only what is not compressed.
+fn without_compression(mut request: Request) -> Request {
+    for name in [
+        "accept-encoding",
+        "connect-accept-encoding",
+        "grpc-accept-encoding",
+    ] {
+        request.headers_mut().remove(name);
+    }
+    request
 }
 
 /// The user a call acts for: the one of `Authorization: Basic`, or the sandbox's default.
