@@ -31,6 +31,7 @@
 
 mod actor;
 mod agent;
+mod auditor;
 mod capacity;
 mod create;
 mod dial;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -21,6 +21,7 @@ use tokio::{
 use crate::{
     actor::{Beginning, MAILBOX_MAX, SandboxActor},
     agent::AgentControl,
+    auditor,
     capacity::CapacityPolicy,
     faults::Faults,
     layout::{Durability, Layout},
@@ -135,7 +136,8 @@ pub struct Node {
     registry: Arc<Registry>,
     config: NodeConfig,
     stopping: AtomicBool,
-    background: std::sync::Mutex<JoinSet<()>>,
+    background: Mutex<JoinSet<()>>,
+    actors: Mutex<JoinSet<()>>,
 }
 
 impl Node {
@@ -152,15 +154,17 @@ impl Node {
             registry: Arc::new(Registry::default()),
             config,
             stopping: AtomicBool::new(false),
-            background: std::sync::Mutex::new(JoinSet::new()),
+            background: Mutex::new(JoinSet::new()),
+            actors: Mutex::new(JoinSet::new()),
         });
         let report = recovery::recover(&node).await?;
         {
-            let mut background = node
-                .background
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut background = lock(&node.background);
             background.spawn(sweeper::run(
+                node.dependencies.clone(),
+                node.registry.clone(),
+            ));
+            background.spawn(auditor::run(
                 node.dependencies.clone(),
                 node.registry.clone(),
             ));
@@ -172,10 +176,17 @@ impl Node {
     /// Takes no new work from now on; sandboxes go on running.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        self.background
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .abort_all();
+        lock(&self.background).abort_all();
+    }
+
+    /// Ends all work where it is and leaves the sandboxes as they are, as a crash would; another
+    /// node can then take over the data directory.
+    pub async fn abandon(&self) {
+        self.stop();
+        let mut actors = std::mem::take(&mut *lock(&self.actors));
+        actors.shutdown().await;
+        let mut background = std::mem::take(&mut *lock(&self.background));
+        background.shutdown().await;
     }
 
     /// Removes every sandbox, side by side, within `budget`. For a scratch data directory.
@@ -239,8 +250,13 @@ impl Node {
             record,
             mailbox,
         };
-        // Not awaited: an actor lives as long as its sandbox and ends by itself.
-        drop(tokio::spawn(actor.run(beginning)));
+        let mut actors = lock(&self.actors);
+        while actors.try_join_next().is_some() {}
+        actors.spawn(actor.run(beginning));
         Ok(entry)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,7 +9,7 @@
 
 use std::{fs, io};
 
-use sandhold_engine::EngineError;
+use sandhold_engine::{EngineError, InstanceStatus};
 use sandhold_network::NetworkError;
 use sandhold_types::{Deadline, Incarnation, SandboxId};
 
@@ -21,6 +21,9 @@ pub(crate) enum RemoveError {
     /// Its processes could not be removed.
     #[error("could not remove its processes")]
     Engine(#[from] EngineError),
+    /// The engine said that it was removed, and its processes run.
+    #[error("its processes still run after their removal")]
+    StillThere,
     /// Its network could not be removed.
     #[error("could not remove its network")]
     Network(#[from] NetworkError),
@@ -64,6 +67,10 @@ pub(crate) async fn remove_resources(
 ) -> Result<(), RemoveError> {
     let instance = dependencies.layout.instance(id, incarnation);
     dependencies.engine.remove(&instance, deadline).await?;
+    // An engine's word is not proof (R-L8: success means gone).
+    if dependencies.engine.inspect(&instance).await? == InstanceStatus::Running {
+        return Err(RemoveError::StillThere);
+    }
     dependencies.faults.reach("remove.engine");
     dependencies.network.detach(id).await?;
     dependencies.faults.reach("remove.network");
