@@ -95,6 +95,24 @@ pub enum Origin {
     },
 }
 
+impl Origin {
+    /// The command and the environment of the first process.
+    #[must_use]
+    pub fn process(&self) -> (&[String], &[String]) {
+        match self {
+            Self::Boot {
+                command,
+                environment,
+            }
+            | Self::Image {
+                command,
+                environment,
+                ..
+            } => (command, environment),
+        }
+    }
+}
+
 /// All that an instance needs to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {
@@ -174,6 +192,19 @@ pub struct EngineIdentity {
 pub trait Engine: Send + Sync + fmt::Debug {
     /// Which engine this is.
     fn identity(&self) -> EngineIdentity;
+
+    /// Does ahead of time what a later [`Engine::launch`] of the same instance needs and what does
+    /// not depend on its image: afterwards that launch is quicker. Root, namespace, limits, command
+    /// and environment must be those of the launch. What was prepared holds no guest, uses memory
+    /// for the engine's own processes only, is listed, is not [`InstanceStatus::Running`], and has
+    /// to be removed like any other instance. An engine that gains nothing by it does nothing.
+    ///
+    /// # Errors
+    /// The step that failed; the caller must still [`Engine::remove`] it.
+    async fn prepare(&self, spec: &LaunchSpec, deadline: Deadline) -> Result<(), EngineError> {
+        let _ = (spec, deadline);
+        Ok(())
+    }
 
     /// Starts an instance. On an error the caller must still [`Engine::remove`] it.
     ///

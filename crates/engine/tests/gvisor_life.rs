@@ -189,3 +189,59 @@ async fn another_process_of_the_node_finds_and_owns_what_was_started() {
     assert_eq!(world.recount().await, BTreeSet::new());
     world.end().await;
 }
+
+#[tokio::test]
+async fn a_prepared_sandbox_is_not_running_is_launched_and_is_removed_like_any_other() {
+    let world = World::new().await;
+    let source = world.boot(PLAN, &Egress::Nothing).await;
+    assert_eq!(world.ask(&source, "count").await, "1");
+    let image = world.directory.path().join("image");
+    let captured = world
+        .engine
+        .capture(&source.instance, &image, AfterCapture::Stop, soon());
+    captured.await.unwrap();
+    world.remove(&source).await;
+    // Used as it was meant, by a later process of the node.
+    let used = world.attach(&Egress::Nothing).await;
+    let spec = world.spec(&used, Some(&image));
+    world.engine.prepare(&spec, soon()).await.unwrap();
+    let status = world.engine.inspect(&used.instance).await.unwrap();
+    assert!(matches!(status, InstanceStatus::Ended(_)), "{status:?}");
+    assert_eq!(
+        world.engine.list().await.unwrap(),
+        vec![used.instance.id.clone()]
+    );
+    let later = world.another_engine().await;
+    later.launch(&spec, soon()).await.unwrap();
+    world.answers(&used).await;
+    assert_eq!(world.ask(&used, "count").await, "2");
+    // Prepared for something else than it is launched with.
+    let other = world.attach(&Egress::Nothing).await;
+    let mut spec = world.spec(&other, Some(&image));
+    world.engine.prepare(&spec, soon()).await.unwrap();
+    spec.resources.memory_mib *= 2;
+    world.engine.launch(&spec, soon()).await.unwrap();
+    world.answers(&other).await;
+    assert!(
+        world
+            .ask(&other, "machine")
+            .await
+            .contains("memory_kib=524288")
+    );
+    // Booted, and never used.
+    let booted = world.attach(&Egress::Nothing).await;
+    let spec = world.spec(&booted, None);
+    world.engine.prepare(&spec, soon()).await.unwrap();
+    world.engine.launch(&spec, soon()).await.unwrap();
+    world.answers(&booted).await;
+    let unused = world.attach(&Egress::Nothing).await;
+    world
+        .engine
+        .prepare(&world.spec(&unused, None), soon())
+        .await
+        .unwrap();
+    for made in [&used, &other, &booted, &unused] {
+        world.remove(made).await;
+    }
+    world.end().await;
+}

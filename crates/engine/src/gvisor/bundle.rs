@@ -14,7 +14,7 @@ use oci_spec::{
 use sandhold_types::Resources;
 
 use super::cgroup;
-use crate::{LaunchSpec, Origin};
+use crate::LaunchSpec;
 
 /// Open files of a guest process: what it starts with, and how far it may raise that.
 const OPEN_FILES_SOFT: u64 = 65_536;
@@ -55,17 +55,7 @@ const CAPABILITIES: &[Capability] = &[
 
 /// The configuration that `spec` asks for, in the given control group.
 pub(super) fn configuration(spec: &LaunchSpec, cgroup_path: &str) -> Result<Spec, OciSpecError> {
-    let (command, environment) = match &spec.origin {
-        Origin::Boot {
-            command,
-            environment,
-        }
-        | Origin::Image {
-            command,
-            environment,
-            ..
-        } => (command, environment),
-    };
+    let (command, environment) = spec.origin.process();
     let root = RootBuilder::default()
         .path(&spec.root_fs)
         // Not read-only for the guest: the engine lays its writable layer over it and never
@@ -181,7 +171,7 @@ mod tests {
     use sandhold_types::{Incarnation, SandboxId, SeededEntropy};
 
     use super::*;
-    use crate::{InstanceId, InstanceRef};
+    use crate::{InstanceId, InstanceRef, Origin};
 
     #[test]
     fn a_configuration_says_what_was_asked() {

@@ -5,6 +5,7 @@
 //!                       disk/                the writable layer (its file is already unlinked)
 //!                       console.log[.old]    what its first process wrote, bounded
 //!                       runsc.log panic.log  what the engine wrote
+//!                       prepared.json        what it was prepared for, if it was
 //!                       engine.json          which process it is and its limits
 //!                       ended.json           how it ended, once that is known
 //!  <engine root>/<name>_sandbox:<name>.{state,lock}, runsc-<name>.sock
@@ -19,13 +20,36 @@ use std::{
 use sandhold_types::Resources;
 
 use super::process::ProcessIdentity;
-use crate::{EngineError, ExitCause, InstanceId};
+use crate::{EngineError, ExitCause, InstanceId, LaunchSpec};
 
 /// What the engine notes about an instance that it has started.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Note {
     pub(super) sandbox: ProcessIdentity,
     pub(super) resources: Resources,
+}
+
+/// What an instance was prepared for. A launch that asks for anything else cannot use it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Prepared {
+    root_fs: PathBuf,
+    network_namespace: PathBuf,
+    resources: Resources,
+    command: Vec<String>,
+    environment: Vec<String>,
+}
+
+impl Prepared {
+    pub(super) fn of(spec: &LaunchSpec) -> Self {
+        let (command, environment) = spec.origin.process();
+        Self {
+            root_fs: spec.root_fs.clone(),
+            network_namespace: spec.network_namespace.clone(),
+            resources: spec.resources,
+            command: command.to_vec(),
+            environment: environment.to_vec(),
+        }
+    }
 }
 
 /// Paths in an instance's directory.
@@ -87,6 +111,18 @@ impl InstanceFiles {
 
     pub(super) fn write_note(&self, note: &Note) -> Result<(), EngineError> {
         write_json(&self.note_path(), note)
+    }
+
+    fn prepared_path(&self) -> PathBuf {
+        self.directory.join("prepared.json")
+    }
+
+    pub(super) fn prepared(&self) -> Option<Prepared> {
+        read_json(&self.prepared_path())
+    }
+
+    pub(super) fn write_prepared(&self, prepared: &Prepared) -> Result<(), EngineError> {
+        write_json(&self.prepared_path(), prepared)
     }
 
     pub(super) fn ended(&self) -> Option<ExitCause> {

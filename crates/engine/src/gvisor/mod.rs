@@ -42,7 +42,7 @@ use sandhold_types::Deadline;
 use self::{
     cgroup::{Groups, Layout},
     command::{Call, ProcSys, Runsc},
-    files::{EngineRoot, InstanceFiles, Note},
+    files::{EngineRoot, InstanceFiles, Note, Prepared},
     process::ProcessIdentity,
     watch::{Subject, Watched},
 };
@@ -67,7 +67,7 @@ const VERSION_MAX: Duration = Duration::from_secs(10);
 const NODE_TAG_LENGTH: usize = 6;
 const MIB: u64 = 1024 * 1024;
 /// The verbs of `runsc` that we call; none of them outlives the process that called it.
-const VERBS: [&str; 3] = ["run", "restore", "checkpoint"];
+const VERBS: [&str; 5] = ["run", "restore", "checkpoint", "create", "start"];
 
 /// How to run gVisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,7 +191,7 @@ impl GvisorEngine {
     }
 
     /// Makes groups, directories and the bundle.
-    async fn prepare(&self, spec: &LaunchSpec) -> Result<File, EngineError> {
+    async fn lay_out(&self, spec: &LaunchSpec) -> Result<File, EngineError> {
         let files = InstanceFiles::new(&spec.instance.directory);
         let name = spec.instance.id.to_string();
         let groups = self.groups.clone();
@@ -209,9 +209,7 @@ impl GvisorEngine {
             let path = files.configuration();
             let write = || fs::write(&path, serde_json::to_vec(&configuration)?);
             write().map_err(file_error("write", &path))?;
-            let console = files.console();
-            let open = File::options().create(true).append(true).open(&console);
-            open.map_err(file_error("open", &console))
+            open_console(&files)
         })
         .await
     }
@@ -226,9 +224,65 @@ impl GvisorEngine {
         while !self.groups.processes(&name).iter().any(boots) {
             tokio::time::sleep(POLL).await;
         }
+        self.raise_memory_limit(spec);
+    }
+
+    fn raise_memory_limit(&self, spec: &LaunchSpec) {
+        let name = spec.instance.id.to_string();
         let memory_mib = u64::from(spec.resources.memory_mib) + u64::from(MEMORY_OVERHEAD_MIB);
         if let Err(error) = self.groups.set_memory_limit(&name, memory_mib * MIB) {
             tracing::warn!(instance = %name, %error, "its memory limit could not be raised");
+        }
+    }
+
+    /// The call that begins an instance, or a part of beginning it.
+    fn start_call<'a>(
+        spec: &'a LaunchSpec,
+        files: &InstanceFiles,
+        verb: Verb,
+        console: File,
+    ) -> Call<'a> {
+        let mut arguments = vec![verb.word().to_owned()];
+        if let (Origin::Image { directory, .. }, Verb::Restore | Verb::RestoreInto) =
+            (&spec.origin, verb)
+        {
+            arguments.push(format!("--image-path={}", directory.display()));
+        }
+        if matches!(verb, Verb::Run | Verb::Restore | Verb::RestoreInto) {
+            arguments.push("--detach".to_owned());
+        }
+        if verb != Verb::Start {
+            arguments.push(format!("--bundle={}", files.bundle().display()));
+            arguments.push(format!("--pid-file={}", files.pid().display()));
+        }
+        arguments.push(spec.instance.id.to_string());
+        Call {
+            step: verb.step(),
+            instance: &spec.instance.id,
+            flags: Self::flags(files),
+            arguments,
+            console: Some(console),
+            log: files.log(),
+        }
+    }
+
+    /// Carries out a call that makes the engine's processes, and raises their memory limit when
+    /// they are there.
+    async fn call_with_lift(
+        &self,
+        spec: &LaunchSpec,
+        call: Call<'_>,
+        deadline: Deadline,
+    ) -> Result<(), EngineError> {
+        let mut ran = std::pin::pin!(self.runsc.run(call, deadline));
+        let lift = self.lift_memory_limit(spec);
+        tokio::select! {
+            ran = &mut ran => {
+                // It was over so quickly that its processes were not seen, or it failed.
+                self.raise_memory_limit(spec);
+                ran
+            }
+            () = lift => ran.await,
         }
     }
 
@@ -351,46 +405,42 @@ impl Engine for GvisorEngine {
         self.identity.clone()
     }
 
+    async fn prepare(&self, spec: &LaunchSpec, deadline: Deadline) -> Result<(), EngineError> {
+        let files = InstanceFiles::new(&spec.instance.directory);
+        let console = self.lay_out(spec).await?;
+        let call = Self::start_call(spec, &files, Verb::Create, console);
+        self.call_with_lift(spec, call, deadline).await?;
+        files.write_prepared(&Prepared::of(spec))
+    }
+
     async fn launch(&self, spec: &LaunchSpec, deadline: Deadline) -> Result<(), EngineError> {
         let files = InstanceFiles::new(&spec.instance.directory);
-        let console = self.prepare(spec).await?;
-        let mut arguments = Vec::with_capacity(6);
-        let step = match &spec.origin {
-            Origin::Boot { .. } => {
-                arguments.push("run".to_owned());
-                "booting"
-            }
-            Origin::Image { directory, .. } => {
-                arguments.push("restore".to_owned());
-                arguments.push(format!("--image-path={}", directory.display()));
-                "restoring"
-            }
+        let prepared = files.prepared();
+        let ready = prepared == Some(Prepared::of(spec));
+        if prepared.is_some() && !ready {
+            // For something else than is asked for now.
+            self.remove(&spec.instance, deadline).await?;
+        }
+        let verb = match (&spec.origin, ready) {
+            (Origin::Boot { .. }, true) => Verb::Start,
+            (Origin::Boot { .. }, false) => Verb::Run,
+            (Origin::Image { .. }, true) => Verb::RestoreInto,
+            (Origin::Image { .. }, false) => Verb::Restore,
         };
-        arguments.push("--detach".to_owned());
-        arguments.push(format!("--bundle={}", files.bundle().display()));
-        arguments.push(format!("--pid-file={}", files.pid().display()));
-        arguments.push(spec.instance.id.to_string());
-        let call = Call {
-            step,
-            instance: &spec.instance.id,
-            flags: Self::flags(&files),
-            arguments,
-            console: Some(console),
-            log: files.log(),
-        };
-        let running = async {
-            let (ran, ()) = tokio::join!(self.runsc.run(call, deadline), async {
-                let lift = self.lift_memory_limit(spec);
-                let _ = tokio::time::timeout_at(deadline.instant().into(), lift).await;
-            });
-            ran
-        };
-        running.await?;
+        if ready {
+            let console = open_console(&files)?;
+            let call = Self::start_call(spec, &files, verb, console);
+            self.runsc.run(call, deadline).await?;
+        } else {
+            let console = self.lay_out(spec).await?;
+            let call = Self::start_call(spec, &files, verb, console);
+            self.call_with_lift(spec, call, deadline).await?;
+        }
         let pid = read_file(&files.pid())?;
         let sandbox = pid.trim().parse().ok().and_then(ProcessIdentity::of);
         let sandbox = sandbox.ok_or_else(|| EngineError::Program {
             program: "runsc",
-            step,
+            step: verb.step(),
             instance: spec.instance.id.clone(),
             stderr: "the sandbox ended as soon as it was started".to_owned(),
         })?;
@@ -516,6 +566,46 @@ impl Engine for GvisorEngine {
     async fn thaw(&self, instance: &InstanceRef) -> Result<(), EngineError> {
         self.set_frozen(instance, false).await
     }
+}
+
+/// What is asked of `runsc` to begin an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    /// All of a boot.
+    Run,
+    /// All of a restore.
+    Restore,
+    /// Its processes, without a guest.
+    Create,
+    /// The guest, booted.
+    Start,
+    /// The guest, restored.
+    RestoreInto,
+}
+
+impl Verb {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Restore | Self::RestoreInto => "restore",
+            Self::Create => "create",
+            Self::Start => "start",
+        }
+    }
+
+    fn step(self) -> &'static str {
+        match self {
+            Self::Run | Self::Start => "booting",
+            Self::Restore | Self::RestoreInto => "restoring",
+            Self::Create => "preparing",
+        }
+    }
+}
+
+fn open_console(files: &InstanceFiles) -> Result<File, EngineError> {
+    let path = files.console();
+    let opened = File::options().create(true).append(true).open(&path);
+    opened.map_err(file_error("open", &path))
 }
 
 /// Whether an argument names the instance, alone or as a component of a path in it.
