@@ -228,7 +228,8 @@ pub(crate) fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();
         let field = match path.as_str() {
-            "." => String::from("body"),
+            // The whole, or something that broke off before it had a name.
+            "." | "?" => String::from("body"),
             _ => path,
         };
         ApiError::invalid(field, error.into_inner().to_string())
@@ -265,6 +266,7 @@ mod tests {
             ("\"text\"", "body"),
             ("{\"number\":1} {}", "body"),
             ("{\"number\":", "number"),
+            ("{\"number\":1,", "body"),
             ("{\"number\":\"1\"}", "number"),
             ("{\"number\":1e999}", "number"),
             ("{\"number\":1.5}", "number"),

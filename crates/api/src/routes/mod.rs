@@ -9,8 +9,6 @@ mod sandboxes;
 mod templates;
 mod unsupported;
 
-use std::any::Any;
-
 use axum::{
     Json, Router,
     http::{HeaderName, header},
@@ -21,7 +19,7 @@ use axum::{
 use serde_json::{Value, json};
 use tower_http::{
     catch_panic::CatchPanicLayer,
-    cors::{Any as AnyOrigin, CorsLayer},
+    cors::{AllowHeaders, Any, CorsLayer},
 };
 
 use crate::{ApiState, error::ApiError, openapi, request};
@@ -102,11 +100,12 @@ async fn health(state: axum::extract::State<ApiState>) -> Json<Value> {
 }
 
 /// Browsers may call from anywhere: what opens the API is a header that no browser adds by itself.
+/// The headers are named one by one, because `*` would not include `Authorization`.
 fn cors() -> CorsLayer {
     CorsLayer::new()
-        .allow_origin(AnyOrigin)
-        .allow_methods(AnyOrigin)
-        .allow_headers(AnyOrigin)
+        .allow_origin(Any)
+        .allow_methods(Any)
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([
             sandboxes::NEXT_TOKEN,
             sandboxes::TOTAL_RUNNING,
@@ -118,7 +117,7 @@ fn cors() -> CorsLayer {
 }
 
 /// One request's panic is one request's answer.
-fn answer_panic(panic: Box<dyn Any + Send>) -> Response {
+fn answer_panic(panic: Box<dyn std::any::Any + Send>) -> Response {
     let text = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

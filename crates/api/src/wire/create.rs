@@ -33,9 +33,14 @@ pub(crate) struct CreateBody {
     allow_internet_access: Option<bool>,
     network: Option<NetworkBody>,
     mcp: Option<Value>,
-    iam: Option<Value>,
+    iam: Option<IamBody>,
     volume_mounts: Option<Value>,
     distribution_scope: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct IamBody {
+    tokens: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -135,7 +140,8 @@ impl CreateBody {
             }
         }
         refuse("mcp", self.mcp.as_ref())?;
-        refuse("iam", self.iam.as_ref())?;
+        let tokens = self.iam.as_ref().and_then(|iam| iam.tokens.as_ref());
+        refuse("iam.tokens", tokens)?;
         refuse("volumeMounts", self.volume_mounts.as_ref())?;
         refuse("distributionScope", self.distribution_scope.as_ref())
     }
@@ -233,7 +239,7 @@ mod tests {
     fn the_body_that_e2b_sends() {
         let body = r#"{"templateID":"base","timeout":300,"metadata":{"k":"v"},"envVars":{"A":"1"},
             "allow_internet_access":true,"secure":true,"autoPause":false,
-            "autoResume":{"enabled":false},"mcp":null,"volumeMounts":[],"network":{"rules":{}}}"#;
+            "autoResume":{"enabled":false},"mcp":null,"iam":{"tokens":{}},"volumeMounts":[],"network":{"rules":{}}}"#;
         let request = read(body).unwrap();
         assert_eq!(request.template, "base");
         assert_eq!(request.metadata["k"], "v");
@@ -263,7 +269,7 @@ mod tests {
             r#""autoResume":{"enabled":true}"#,
             r#""lifecycle":{"onTimeout":"pause"}"#,
             r#""lifecycle":{"autoResume":true}"#,
-            r#""mcp":{"duckduckgo":{"x":1}}"#,
+            r#""mcp":{"duckduckgo":{}}"#,
             r#""iam":{"tokens":{"a":{"audience":"x"}}}"#,
             r#""volumeMounts":[{"name":"v","path":"/v"}]"#,
             r#""distributionScope":["node-1"]"#,

@@ -59,7 +59,7 @@ pub(crate) fn says_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.values().all(says_nothing),
+        Value::Object(fields) => fields.is_empty(),
         Value::String(text) => text.is_empty(),
         Value::Bool(true) | Value::Number(_) => false,
     }

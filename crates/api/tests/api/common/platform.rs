@@ -1,0 +1,391 @@
+//! A platform in memory that behaves as the real one does towards the API: lifetimes move and end,
+//! ended sandboxes are remembered with their reason, creates can be held up or made to fail.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use sandhold_platform::*;
+use sandhold_types::*;
+use tokio::sync::Semaphore;
+
+/// Templates `base` (id `tpl1`) and `code-interpreter-v1` (`tpl2`) for everybody, and `team/own:v1`
+/// (`tpl3`) of tenant `a`.
+#[derive(Debug)]
+pub struct MemoryTemplates(Mutex<Vec<Arc<TemplateView>>>);
+
+impl MemoryTemplates {
+    pub fn new() -> Self {
+        let template = |id: &str, name: &str, owner: Option<&str>| {
+            Arc::new(TemplateView {
+                id: id.parse().unwrap(),
+                build: format!("{id}-build").parse().unwrap(),
+                names: vec![name.to_owned()],
+                owner: owner.map(|o| o.parse().unwrap()),
+                resources: Resources::default(),
+                built_at: Timestamp::from_unix_ms(1_000),
+                size_bytes: 1,
+                warm: Warmth::Warm,
+            })
+        };
+        Self(Mutex::new(vec![
+            template("tpl1", "base", None),
+            template("tpl2", "code-interpreter-v1", None),
+            template("tpl3", "team/own:v1", Some("a")),
+        ]))
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Arc<TemplateView>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn serves(template: &TemplateView, namespace: &Namespace) -> bool {
+    template
+        .owner
+        .as_ref()
+        .is_none_or(|owner| owner == namespace)
+}
+
+#[async_trait]
+impl Templates for MemoryTemplates {
+    fn resolve(&self, namespace: &Namespace, reference: &str) -> Option<Arc<TemplateView>> {
+        let meant = |t: &&Arc<TemplateView>| {
+            serves(t, namespace)
+                && (t.id.as_str() == reference || t.names.iter().any(|name| name == reference))
+        };
+        self.all().iter().find(meant).cloned()
+    }
+
+    fn list(&self, namespace: &Namespace) -> Vec<Arc<TemplateView>> {
+        let all = self.all();
+        all.iter()
+            .filter(|t| serves(t, namespace))
+            .cloned()
+            .collect()
+    }
+
+    async fn delete(&self, namespace: &Namespace, reference: &str) -> Result<(), PlatformError> {
+        let Some(found) = self.resolve(namespace, reference) else {
+            return Err(PlatformError::TemplateNotFound(reference.to_owned()));
+        };
+        if found.owner.is_none() {
+            let text = format!("template '{reference}' belongs to the platform");
+            return Err(PlatformError::Forbidden(text));
+        }
+        self.all().retain(|template| template.id != found.id);
+        Ok(())
+    }
+}
+
+/// Why the next create fails.
+pub type Failure = fn() -> PlatformError;
+
+#[derive(Debug)]
+struct Record {
+    view: SandboxView,
+    history: Vec<HistoryEvent>,
+}
+
+#[derive(Debug)]
+pub struct MemoryPlatform {
+    clock: Arc<dyn Clock>,
+    entropy: Arc<dyn Entropy>,
+    templates: Arc<MemoryTemplates>,
+    sandboxes: Mutex<BTreeMap<SandboxId, Record>>,
+    /// Each create takes one; without any, creates wait.
+    pub turns: Semaphore,
+    /// Creates that have come in.
+    pub creates: Mutex<Vec<CreateSandbox>>,
+    /// What the next create answers.
+    pub failure: Mutex<Option<Failure>>,
+    /// What the next kill answers.
+    pub kill_failure: Mutex<Option<Failure>>,
+}
+
+impl MemoryPlatform {
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        entropy: Arc<dyn Entropy>,
+        templates: Arc<MemoryTemplates>,
+    ) -> Self {
+        Self {
+            clock,
+            entropy,
+            templates,
+            sandboxes: Mutex::default(),
+            turns: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
+            creates: Mutex::default(),
+            failure: Mutex::default(),
+            kill_failure: Mutex::default(),
+        }
+    }
+
+    /// From now on creates wait for [`Self::turns`].
+    pub fn hold_creates(&self) {
+        self.turns.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    /// How many creates have come in.
+    pub fn creates_seen(&self) -> usize {
+        self.creates.lock().unwrap().len()
+    }
+
+    /// The newest create that has come in.
+    pub fn last_create(&self) -> CreateSandbox {
+        self.creates.lock().unwrap().last().unwrap().clone()
+    }
+
+    /// Puts a sandbox into a state, as the node would.
+    pub fn set_state(&self, id: &str, state: SandboxState) {
+        let mut all = self.all();
+        let record = all.get_mut(&id.parse().unwrap()).unwrap();
+        record.view.state = state;
+    }
+
+    /// Ends a sandbox, as the node would.
+    pub fn end(&self, id: &str, reason: EndReason) {
+        let now = self.clock.now();
+        let mut all = self.all();
+        end(all.get_mut(&id.parse().unwrap()).unwrap(), reason, now);
+    }
+
+    /// Forgets a sandbox that ended long ago.
+    pub fn forget(&self, id: &str) {
+        self.all().remove(&id.parse().unwrap());
+    }
+
+    /// The records, after what is overdue has ended.
+    fn all(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Record>> {
+        let now = self.clock.now();
+        let mut all = self
+            .sandboxes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for record in all.values_mut() {
+            let view = &record.view;
+            if view.ended.is_none() && view.lifetime.is_over(view.last_activity, now) {
+                end(record, EndReason::TimedOut, now);
+            }
+        }
+        all
+    }
+
+    fn change<T>(
+        &self,
+        id: &SandboxId,
+        work: impl FnOnce(&mut Record) -> T,
+    ) -> Result<T, PlatformError> {
+        let mut all = self.all();
+        match all.get_mut(id) {
+            Some(record) if record.view.ended.is_none() => Ok(work(record)),
+            _ => Err(PlatformError::NotFound(id.clone())),
+        }
+    }
+
+    fn make(&self, request: CreateSandbox, template: &TemplateView) -> Record {
+        let (entropy, now) = (&*self.entropy, self.clock.now());
+        let named = request.template != template.id.as_str();
+        let private = request.public_traffic == PublicTraffic::TokenRequired;
+        let maker = Actor::Client {
+            key: request.owner.key.clone(),
+            request: request.request.clone(),
+        };
+        let view = SandboxView {
+            id: SandboxId::generate(entropy),
+            owner: request.owner,
+            template: TemplateStamp {
+                id: template.id.clone(),
+                build: template.build.clone(),
+                alias: named.then_some(request.template),
+            },
+            state: SandboxState::Running,
+            incarnation: Incarnation::INITIAL,
+            started_at: now,
+            lifetime: request.lifetime,
+            last_activity: now,
+            resources: template.resources,
+            metadata: request.metadata,
+            egress: request.egress,
+            public_traffic: request.public_traffic,
+            mask_request_host: request.mask_request_host,
+            domain: request.domain,
+            envd_version: String::from("0.6.13"),
+            access_token: Token::generate("", entropy),
+            traffic_token: private.then(|| Token::generate("", entropy)),
+            ended: None,
+        };
+        let event = |state, reason: &str| HistoryEvent {
+            at: now,
+            state,
+            incarnation: Incarnation::INITIAL,
+            actor: maker.clone(),
+            reason: reason.to_owned(),
+        };
+        let history = vec![
+            event(SandboxState::Creating, "create"),
+            event(SandboxState::Running, "ready"),
+        ];
+        Record { view, history }
+    }
+}
+
+fn end(record: &mut Record, reason: EndReason, now: Timestamp) {
+    record.history.push(HistoryEvent {
+        at: now,
+        state: SandboxState::Killed,
+        incarnation: record.view.incarnation,
+        actor: Actor::Sweeper,
+        reason: reason.to_string(),
+    });
+    record.view.state = SandboxState::Killed;
+    record.view.ended = Some(Ended { at: now, reason });
+}
+
+fn apply(view: &mut SandboxView, change: LifetimeChange, now: Timestamp) {
+    let from_now = |ms: Option<u64>| {
+        ms.map_or(Timestamp::FAR_FUTURE, |ms| {
+            now.plus(Duration::from_millis(ms))
+        })
+    };
+    match (change, &mut view.lifetime.clocking) {
+        (LifetimeChange::Replace { after_ms }, Clocking::Deadline { end }) => {
+            *end = from_now(after_ms)
+        }
+        (LifetimeChange::Replace { after_ms }, Clocking::Idle { window_ms }) => {
+            *window_ms = after_ms
+        }
+        (LifetimeChange::Extend { after_ms: Some(ms) }, Clocking::Deadline { end }) => {
+            *end = (*end).max(from_now(Some(ms)));
+        }
+        (LifetimeChange::Extend { after_ms: Some(ms) }, Clocking::Idle { window_ms }) => {
+            *window_ms = window_ms.map(|old| old.max(ms));
+        }
+        (LifetimeChange::Extend { after_ms: None }, _) => {}
+        (LifetimeChange::OnTimeout(what), _) => view.lifetime.on_timeout = what,
+    }
+    view.last_activity = now;
+}
+
+#[async_trait]
+impl Platform for MemoryPlatform {
+    async fn create(
+        &self,
+        request: CreateSandbox,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.creates.lock().unwrap().push(request.clone());
+        let turn = tokio::time::timeout_at(deadline.instant().into(), self.turns.acquire()).await;
+        turn.map_err(|_| PlatformError::Deadline { step: "starting" })?
+            .unwrap()
+            .forget();
+        if let Some(failure) = self.failure.lock().unwrap().take() {
+            return Err(failure());
+        }
+        let found = self
+            .templates
+            .resolve(&request.owner.namespace, &request.template);
+        let template =
+            found.ok_or_else(|| PlatformError::TemplateNotFound(request.template.clone()))?;
+        let record = self.make(request, &template);
+        let view = Arc::new(record.view.clone());
+        self.all().insert(view.id.clone(), record);
+        Ok(view)
+    }
+
+    fn list(&self) -> Vec<Arc<SandboxView>> {
+        let all = self.all();
+        let alive = all.values().filter(|record| record.view.ended.is_none());
+        let mut views: Vec<_> = alive.map(|record| Arc::new(record.view.clone())).collect();
+        views.sort_by_key(|view| view.started_at);
+        views
+    }
+
+    fn get(&self, id: &SandboxId) -> Option<Arc<SandboxView>> {
+        self.all()
+            .get(id)
+            .map(|record| Arc::new(record.view.clone()))
+    }
+
+    async fn kill(&self, id: &SandboxId, by: Actor, _: Deadline) -> Result<(), PlatformError> {
+        if let Some(failure) = self.kill_failure.lock().unwrap().take() {
+            return Err(failure());
+        }
+        let now = self.clock.now();
+        self.change(id, |record| end(record, EndReason::Killed { by }, now))
+    }
+
+    async fn change_lifetime(
+        &self,
+        id: &SandboxId,
+        change: LifetimeChange,
+        _: Actor,
+        _: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        let now = self.clock.now();
+        self.change(id, |record| {
+            apply(&mut record.view, change, now);
+            Arc::new(record.view.clone())
+        })
+    }
+
+    async fn change_egress(
+        &self,
+        id: &SandboxId,
+        egress: Egress,
+        _: Actor,
+        _: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.change(id, |record| {
+            record.view.egress = egress;
+            Arc::new(record.view.clone())
+        })
+    }
+
+    async fn metrics(
+        &self,
+        id: &SandboxId,
+        range: TimeRange,
+    ) -> Result<Vec<MetricSample>, PlatformError> {
+        let view = self
+            .get(id)
+            .ok_or_else(|| PlatformError::NotFound(id.clone()))?;
+        let sample = |n: u64| MetricSample {
+            at: view.started_at.plus(Duration::from_secs(n * 5)),
+            cpu_count: view.resources.cpu_count(),
+            cpu_used_pct: 12.5,
+            memory_used: 100 + n,
+            memory_total: 1 << 30,
+            memory_cache: 7,
+            disk_used: 9,
+            disk_total: 1 << 32,
+        };
+        let samples = (0..3).map(sample);
+        Ok(samples.filter(|sample| range.contains(sample.at)).collect())
+    }
+
+    async fn logs(&self, id: &SandboxId, limit: usize) -> Result<Vec<LogLine>, PlatformError> {
+        let view = self
+            .get(id)
+            .ok_or_else(|| PlatformError::NotFound(id.clone()))?;
+        let line = |(n, message): (u64, &str)| LogLine {
+            at: view.started_at.plus(Duration::from_secs(n)),
+            level: "info",
+            message: message.to_owned(),
+        };
+        let mut lines: Vec<_> = (0..).zip(["created", "ready"]).map(line).collect();
+        lines.drain(..lines.len().saturating_sub(limit));
+        Ok(lines)
+    }
+
+    async fn history(&self, id: &SandboxId) -> Result<Vec<HistoryEvent>, PlatformError> {
+        let all = self.all();
+        let record = all
+            .get(id)
+            .ok_or_else(|| PlatformError::NotFound(id.clone()))?;
+        Ok(record.history.clone())
+    }
+}

@@ -1,0 +1,14 @@
+//! The control plane, in process, over a platform in memory.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+mod corpus;
+mod http_rules;
+mod idempotency;
+mod keys;
+mod lifetimes;
+mod listing;
+mod refusals;
+mod sandboxes;
+mod templates;
