@@ -1,9 +1,21 @@
 //! What the host itself must do for uplinks: forward, translate, and keep them apart.
 //!
-//! On with the first uplink of a node, off with the last. Whether forwarding was off before is
-//! noted in a file, so that it can be put back by another process than the one that turned it on.
+//! On with the first uplink of a node, off with the last. Several nodes may share a machine, so
+//! what they know of each other is in files, under a lock:
+//!
+//! ```text
+//!  /run/sandhold/lock                        held while any of these change
+//!               <tag>/uplinks-in-use         this node needs the host's part
+//!               <tag>/forwarding-was-off     forwarding was off before; this node puts it back,
+//!                                            or hands the note to another that still needs it
+//! ```
 
-use std::{collections::BTreeSet, fs, io, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    path::PathBuf,
+};
 
 use sandhold_types::SandboxId;
 use tokio::sync::Mutex;
@@ -18,8 +30,12 @@ use super::{
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 /// Where the nodes of this machine note things.
 const NODES: &str = "/run/sandhold";
+/// The note that a node needs the host's part.
+const IN_USE: &str = "uplinks-in-use";
 /// The note that forwarding was off until a node turned it on.
-const NOTE: &str = "forwarding-was-off";
+const WAS_OFF: &str = "forwarding-was-off";
+/// Held while notes and the switch change.
+const LOCK: &str = "lock";
 /// What Ethernet carries; used on a machine that has no way out itself.
 const DEFAULT_MTU: u32 = 1500;
 
@@ -71,8 +87,8 @@ impl Host {
         format!("sandhold_{}", self.node_tag)
     }
 
-    fn note(&self) -> PathBuf {
-        PathBuf::from(NODES).join(&self.node_tag).join(NOTE)
+    fn note(&self, name: &str) -> PathBuf {
+        PathBuf::from(NODES).join(&self.node_tag).join(name)
     }
 
     /// Makes the host serve the uplink that `id` is about to get.
@@ -94,10 +110,20 @@ impl Host {
     /// Notes that the uplink of `id` is gone.
     pub(super) async fn switch_off(&self, id: &SandboxId) -> Result<(), StepError> {
         let mut served = self.served.lock().await;
-        let was_served = served
+        served
             .uplinks
             .remove(&address::uplink_name(&self.node_tag, id));
-        if !was_served || !served.uplinks.is_empty() {
+        self.switch_off_unused(&mut served).await
+    }
+
+    /// Switches off what an earlier process of this node switched on and nobody needs any more.
+    pub(super) async fn settle(&self) -> Result<(), StepError> {
+        let mut served = self.served.lock().await;
+        self.switch_off_unused(&mut served).await
+    }
+
+    async fn switch_off_unused(&self, served: &mut Served) -> Result<(), StepError> {
+        if !served.uplinks.is_empty() || !self.note(IN_USE).exists() {
             return Ok(());
         }
         filter::apply(&policy::host_removal(&self.table())).await?;
@@ -106,30 +132,40 @@ impl Host {
     }
 
     fn forward(&self) -> io::Result<()> {
-        if fs::read_to_string(FORWARDING)?.trim() != "0" {
-            return Ok(());
+        fs::create_dir_all(PathBuf::from(NODES).join(&self.node_tag))?;
+        let _held = lock()?;
+        fs::write(self.note(IN_USE), "")?;
+        if fs::read_to_string(FORWARDING)?.trim() == "0" {
+            fs::write(self.note(WAS_OFF), "")?;
+            fs::write(FORWARDING, "1")?;
         }
-        fs::write(self.note(), "")?;
-        fs::write(FORWARDING, "1")
+        Ok(())
     }
 
     /// Puts forwarding back as it was, unless another node still needs it.
     fn stop_forwarding(&self) -> io::Result<()> {
-        let note = self.note();
+        let _held = lock()?;
+        fs::remove_file(self.note(IN_USE))?;
+        let note = self.note(WAS_OFF);
         if !note.exists() {
             return Ok(());
         }
-        let others: Vec<PathBuf> = fs::read_dir(NODES)?
+        let heir = fs::read_dir(NODES)?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| !path.ends_with(&self.node_tag) && path.join("net").exists())
-            .collect();
-        match others.first() {
-            // The last one of them puts it back.
-            Some(heir) => fs::rename(&note, heir.join(NOTE)),
+            .find(|path| path.join(IN_USE).exists());
+        match heir {
+            Some(heir) => fs::rename(&note, heir.join(WAS_OFF)),
             None => {
                 fs::write(FORWARDING, "0")?;
                 fs::remove_file(&note)
             }
         }
     }
+}
+
+/// Keeps other nodes of this machine out until it is dropped. Held for a few file accesses only.
+fn lock() -> io::Result<File> {
+    let file = File::create(PathBuf::from(NODES).join(LOCK))?;
+    file.lock()?;
+    Ok(file)
 }

@@ -130,6 +130,8 @@ impl LinuxNetwork {
             }
             network.keep(&id, router, relay.ok());
         }
+        let settled = network.host.settle().await;
+        settled.map_err(|e| unsupported("the machine's network cannot be set", &e))?;
         Ok(network)
     }
 
