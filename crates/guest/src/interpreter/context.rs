@@ -43,10 +43,6 @@ use super::{
 pub(super) const EXECUTIONS_WAITING_MAX: usize = 64;
 /// When one of the two signs of an end has come, the other comes within this time or never.
 const SETTLE_WAIT: Duration = Duration::from_secs(2);
-/// An interrupted execution that goes on is interrupted again.
-const INTERRUPT_INTERVAL: Duration = Duration::from_secs(5);
-/// Some code swallows an interrupt; more than these are a nuisance to clean-up code.
-const INTERRUPTS_MAX: u32 = 4;
 /// Changing variables or seeds of an idle kernel takes milliseconds.
 const UPKEEP_WAIT: Duration = Duration::from_secs(10);
 
@@ -71,6 +67,8 @@ pub(super) struct Context {
     turn: tokio::sync::Mutex<Turn>,
     queue: Arc<Semaphore>,
     signal: watch::Sender<Signal>,
+    /// How many kernels it has had.
+    starts: watch::Sender<u64>,
     /// The same kernel as the turn's, for those who must not wait for the turn.
     kernel: Mutex<Option<Arc<Kernel>>>,
     reseed_due: AtomicBool,
@@ -122,6 +120,7 @@ impl Context {
             }),
             queue: Arc::new(Semaphore::new(EXECUTIONS_WAITING_MAX)),
             signal: watch::channel(Signal::Run).0,
+            starts: watch::channel(0).0,
             kernel: Mutex::new(None),
             reseed_due: AtomicBool::new(false),
         }
@@ -173,6 +172,7 @@ impl Context {
         let (kernel, variables) = host.start(wanted).await?;
         let kernel = Arc::new(kernel);
         *self.lock_kernel() = Some(Arc::clone(&kernel));
+        self.starts.send_modify(|starts| *starts += 1);
         if *self.signal.borrow() == Signal::Removed {
             self.lock_kernel().take();
             kernel.process().kill().await;
@@ -190,10 +190,16 @@ impl Context {
                 Signal::Removed => Signal::Removed,
             };
         });
+        let mut starts = self.starts.subscribe();
         self.end_kernel().await;
-        let mut turn = self.turn.lock().await;
-        turn.notice = None;
-        self.running_kernel(host, &mut turn).await.map(|_| ())
+        tokio::select! {
+            mut turn = self.turn.lock() => {
+                turn.notice = None;
+                self.running_kernel(host, &mut turn).await.map(|_| ())
+            }
+            // An execution that came in meanwhile has the turn, and the new kernel.
+            _ = starts.changed() => Ok(()),
+        }
     }
 
     /// Ends the running execution, those that wait, and the kernel.
@@ -342,7 +348,7 @@ impl Context {
                 () = outbox.cancelled(), if interrupts == 0 => {
                     kernel.interrupt().await;
                     interrupts = 1;
-                    wake = Instant::now() + INTERRUPT_INTERVAL;
+                    wake = Instant::now() + interrupt_interval(&self.family);
                 }
                 event = events.recv() => {
                     let Some(event) = event else {
@@ -360,16 +366,14 @@ impl Context {
                     if answer.completion.is_settling() {
                         return Outcome::Done;
                     }
-                    if self.family == Family::JavaScript || interrupts >= INTERRUPTS_MAX {
-                        // Deno knows no interrupts at all; Python gets its time.
-                        if self.family != Family::Python {
-                            return Outcome::Stuck;
+                    match after_interrupts(&self.family, interrupts) {
+                        Patience::Again => {
+                            kernel.interrupt().await;
+                            interrupts += 1;
+                            wake = Instant::now() + interrupt_interval(&self.family);
                         }
-                        wake = far_away();
-                    } else {
-                        kernel.interrupt().await;
-                        interrupts += 1;
-                        wake = Instant::now() + INTERRUPT_INTERVAL;
+                        Patience::Endless => wake = far_away(),
+                        Patience::Lost => return Outcome::Stuck,
                     }
                 }
             }
@@ -454,6 +458,34 @@ fn push_printed(outbox: &Outbox, stream: Stream, text: &str, timestamp: &str) {
     }
 }
 
+/// What to do about an execution that goes on after so many interrupts.
+#[derive(Debug, PartialEq, Eq)]
+enum Patience {
+    Again,
+    Endless,
+    Lost,
+}
+
+/// Deno knows no interrupts at all. A shell may miss one between two commands, and its state is
+/// worth less than its answering. Python's state is worth waiting for: some code swallows an
+/// interrupt, but more than a few are a nuisance to clean-up code.
+fn after_interrupts(family: &Family, sent: u32) -> Patience {
+    match (family, sent) {
+        (Family::JavaScript, _) => Patience::Lost,
+        (Family::Bash, ..20) | (Family::Python, ..4) => Patience::Again,
+        (Family::Python, _) => Patience::Endless,
+        (_, ..4) => Patience::Again,
+        _ => Patience::Lost,
+    }
+}
+
+fn interrupt_interval(family: &Family) -> Duration {
+    match family {
+        Family::Bash => Duration::from_millis(250),
+        _ => Duration::from_secs(5),
+    }
+}
+
 /// Later than any execution.
 fn far_away() -> Instant {
     Instant::now() + Duration::from_secs(u64::from(u32::MAX))
@@ -495,4 +527,23 @@ pub(super) fn describe(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_cannot_be_interrupted_is_given_up_but_python() {
+        for (family, given_up_after) in [
+            (Family::JavaScript, Some(1)),
+            (Family::Bash, Some(20)),
+            (Family::R, Some(4)),
+            (Family::Python, None),
+        ] {
+            let lost = (1..1000).find(|sent| after_interrupts(&family, *sent) == Patience::Lost);
+            assert_eq!(lost, given_up_after, "{family:?}");
+        }
+        assert_eq!(after_interrupts(&Family::Python, 4), Patience::Endless);
+    }
 }

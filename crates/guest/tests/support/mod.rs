@@ -92,6 +92,7 @@ impl Agent {
         let mut config = json!({
             "bindAddress": "127.0.0.1", "envdPort": 0, "interpreterPort": 0,
             "etcDir": etc, "systemIdentity": false, "defaultUser": USER,
+            "runtimeDirectory": dir.path().join("run"),
         });
         for (name, value) in more.as_object().unwrap() {
             config[name] = value.clone();

@@ -40,6 +40,7 @@ def main():
     app = start_application()
     import_modules(name for name in preload.split(",") if name)
     sandhold_display.install(app.shell)
+    warm_up(app.shell, preload)
     if side_channel:
         listener = listen(side_channel)
         threading.Thread(
@@ -93,6 +94,28 @@ def import_modules(names):
             importlib.import_module(name)
         except Exception as error:  # A template may preload what it does not hold.
             print(f"preload {name}: {error}", file=sys.__stderr__)
+
+
+def warm_up(shell, preload):
+    """Does once what the first result would wait for: fonts, renderers, lazy imports."""
+    try:
+        if "pandas" in preload:
+            import pandas
+
+            shell.display_formatter.format(pandas.DataFrame({"a": [1]}))
+        if "matplotlib" in preload:
+            import io
+
+            from matplotlib.figure import Figure
+
+            figure = Figure()
+            axes = figure.subplots()
+            axes.plot([1, 2], [1, 2], label="a")
+            axes.legend()
+            figure.savefig(io.BytesIO(), format="png", bbox_inches="tight")
+            sandhold_display.figure_chart(figure)
+    except Exception as error:  # Warmth is all that is lost.
+        print(f"warming up: {error!r}", file=sys.__stderr__)
 
 
 # The side channel: one request per connection, a length and JSON, answered by one byte.
