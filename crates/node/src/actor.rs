@@ -28,8 +28,8 @@ use sandhold_types::{
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    create, layout::Durability, lifetime, node::Dependencies, record::Record, registry::Entry,
-    registry::Registry, remove,
+    blanks::Blank, create, layout::Durability, lifetime, node::Dependencies, record::Record,
+    registry::Entry, registry::Registry, remove,
 };
 
 /// Commands that may wait for one sandbox.
@@ -76,6 +76,8 @@ pub(crate) enum Beginning {
     Create {
         /// From this build.
         build: Arc<Build>,
+        /// In these engine processes, if some were ready.
+        blank: Option<Blank>,
         /// Until then.
         deadline: Deadline,
         /// Who waits for it.
@@ -127,9 +129,10 @@ impl SandboxActor {
         match beginning {
             Beginning::Create {
                 build,
+                blank,
                 deadline,
                 reply,
-            } => self.create(&build, deadline, reply).await,
+            } => self.create(&build, blank, deadline, reply).await,
             Beginning::Adopted => Next::Continue,
             Beginning::Ending(reason) => {
                 let deadline = self.deadline(REMOVAL_BUDGET);
@@ -143,10 +146,11 @@ impl SandboxActor {
     async fn create(
         &mut self,
         build: &Build,
+        blank: Option<Blank>,
         deadline: Deadline,
         reply: Reply<Arc<SandboxView>>,
     ) -> Next {
-        let made = self.make(build, deadline).await;
+        let made = self.make(build, blank, deadline).await;
         let failure = match made {
             Ok(()) => {
                 self.entry.publish(&self.record);
@@ -171,12 +175,17 @@ impl SandboxActor {
     }
 
     /// Makes the sandbox, waiting for a turn so that a burst does not slow every create in it.
-    async fn make(&mut self, build: &Build, deadline: Deadline) -> Result<(), PlatformError> {
+    async fn make(
+        &mut self,
+        build: &Build,
+        blank: Option<Blank>,
+        deadline: Deadline,
+    ) -> Result<(), PlatformError> {
         let at = tokio::time::Instant::from_std(deadline.instant());
         let making = async {
             let _turn = self.dependencies.launches.acquire().await;
             let dependencies = Arc::clone(&self.dependencies);
-            create::make(&dependencies, &mut self.record, build, deadline).await
+            create::make(&dependencies, &mut self.record, build, blank, deadline).await
         };
         let made = tokio::time::timeout_at(at, AssertUnwindSafe(making).catch_unwind()).await;
         match made {

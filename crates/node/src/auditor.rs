@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use sandhold_engine::InstanceId;
 use sandhold_types::{Deadline, SandboxId};
 
-use crate::{node::Dependencies, registry::Registry, remove};
+use crate::{blanks::Shelf, node::Dependencies, registry::Registry, remove};
 
 /// How often the machine is looked over.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -42,7 +42,11 @@ impl Unclaimed {
 }
 
 /// Looks once: what is listed and belongs to no living sandbox's present life.
-pub(crate) async fn look(dependencies: &Dependencies, registry: &Registry) -> Option<Unclaimed> {
+pub(crate) async fn look(
+    dependencies: &Dependencies,
+    registry: &Registry,
+    shelf: &Shelf,
+) -> Option<Unclaimed> {
     let instances = dependencies.engine.list().await;
     let networks = dependencies.network.list().await;
     let (Ok(instances), Ok(networks)) = (instances, networks) else {
@@ -52,13 +56,16 @@ pub(crate) async fn look(dependencies: &Dependencies, registry: &Registry) -> Op
     // Asked after the listings: whatever was registered meanwhile is claimed.
     let claims = |id: &InstanceId| {
         let entry = registry.live(&id.sandbox);
-        entry.is_some_and(|entry| entry.view().incarnation == id.incarnation)
+        entry.map_or_else(
+            || shelf.claims(&id.sandbox),
+            |entry| entry.view().incarnation == id.incarnation,
+        )
     };
     Some(Unclaimed {
         instances: instances.into_iter().filter(|id| !claims(id)).collect(),
         networks: networks
             .into_iter()
-            .filter(|id| registry.live(id).is_none())
+            .filter(|id| registry.live(id).is_none() && !shelf.claims(id))
             .collect(),
     })
 }
@@ -90,13 +97,17 @@ pub(crate) async fn remove_confirmed(
 }
 
 /// Looks for ever.
-pub(crate) async fn run(dependencies: Arc<Dependencies>, registry: Arc<Registry>) {
+pub(crate) async fn run(
+    dependencies: Arc<Dependencies>,
+    registry: Arc<Registry>,
+    shelf: Arc<Shelf>,
+) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut before = Unclaimed::default();
     loop {
         ticks.tick().await;
-        let Some(now) = look(&dependencies, &registry).await else {
+        let Some(now) = look(&dependencies, &registry, &shelf).await else {
             continue;
         };
         remove_confirmed(&dependencies, &before, &now).await;

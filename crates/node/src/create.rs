@@ -7,6 +7,8 @@
 //! Each arrow is a fault point. A failure anywhere leads to [`crate::remove`], which undoes
 //! whatever was done.
 
+use std::path::PathBuf;
+
 use sandhold_engine::{LaunchSpec, Origin};
 use sandhold_images::Build;
 use sandhold_platform::PlatformError;
@@ -14,6 +16,7 @@ use sandhold_types::{Actor, Deadline, SandboxState, Token};
 
 use crate::{
     agent::{AgentError, Identity},
+    blanks::Blank,
     layout::Durability,
     node::Dependencies,
     record::Record,
@@ -28,25 +31,19 @@ pub(crate) async fn make(
     dependencies: &Dependencies,
     record: &mut Record,
     build: &Build,
+    blank: Option<Blank>,
     deadline: Deadline,
 ) -> Result<(), PlatformError> {
     dependencies.persist(record, Durability::Process).await?;
     dependencies.faults.reach("create.recorded");
-    let network = dependencies
-        .network
-        .attach(&record.id, &record.egress)
-        .await
-        .map_err(|source| PlatformError::Node {
-            step: "building its network",
-            source: source.into(),
-        })?;
+    let namespace = network(dependencies, record, blank).await?;
     dependencies.faults.reach("create.network");
     let (origin, token, warm) = origin(dependencies, build);
     let spec = LaunchSpec {
         instance: dependencies.layout.instance(&record.id, record.incarnation),
         root_fs: build.root_fs.clone(),
         origin,
-        network_namespace: network.namespace,
+        network_namespace: namespace,
         resources: record.resources,
         hostname: record.id.to_string(),
     };
@@ -80,38 +77,55 @@ pub(crate) async fn make(
     Ok(())
 }
 
+/// The namespace of the sandbox's network: the one that its blank came with, or a new one.
+async fn network(
+    dependencies: &Dependencies,
+    record: &Record,
+    blank: Option<Blank>,
+) -> Result<PathBuf, PlatformError> {
+    if let Some(blank) = blank {
+        blank.set_egress(dependencies, &record.egress).await?;
+        dependencies.unmark_blank(&record.id).await?;
+        return Ok(blank.namespace);
+    }
+    let attached = dependencies
+        .network
+        .attach(&record.id, &record.egress)
+        .await;
+    let attached = attached.map_err(|source| PlatformError::Node {
+        step: "building its network",
+        source: source.into(),
+    })?;
+    Ok(attached.namespace)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Warm {
     Yes,
     No,
 }
 
-/// Restores the warm image if this engine wrote it; boots otherwise (BC-092).
+/// The build's memory image, if this engine wrote it (BC-092).
+pub(crate) fn warm_origin(dependencies: &Dependencies, build: &Build) -> Option<Origin> {
+    let warm = build.warm.as_ref()?;
+    (warm.engine == dependencies.engine.identity()).then(|| Origin::Image {
+        directory: warm.directory.clone(),
+        command: build.command.clone(),
+        environment: boot_environment(build, &warm.control_token),
+    })
+}
+
+/// Restores the warm image if there is one that fits; boots otherwise.
 fn origin(dependencies: &Dependencies, build: &Build) -> (Origin, Token, Warm) {
-    match &build.warm {
-        Some(warm) if warm.engine == dependencies.engine.identity() => {
-            let environment = boot_environment(build, &warm.control_token);
-            let directory = warm.directory.clone();
-            let origin = Origin::Image {
-                directory,
-                command: build.command.clone(),
-                environment,
-            };
-            (origin, warm.control_token.clone(), Warm::Yes)
-        }
-        _ => {
-            let token = Token::generate("", dependencies.entropy.as_ref());
-            let environment = boot_environment(build, &token);
-            (
-                Origin::Boot {
-                    command: build.command.clone(),
-                    environment,
-                },
-                token,
-                Warm::No,
-            )
-        }
+    if let (Some(origin), Some(warm)) = (warm_origin(dependencies, build), &build.warm) {
+        return (origin, warm.control_token.clone(), Warm::Yes);
     }
+    let token = Token::generate("", dependencies.entropy.as_ref());
+    let origin = Origin::Boot {
+        command: build.command.clone(),
+        environment: boot_environment(build, &token),
+    };
+    (origin, token, Warm::No)
 }
 
 /// The environment of the first process of a sandbox made from `build`.

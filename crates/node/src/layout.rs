@@ -118,6 +118,11 @@ impl Layout {
         self.sandboxes().join(id.as_str())
     }
 
+    /// Marks a directory without a record as a blank's: engine processes without a guest.
+    pub(crate) fn blank_mark(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("blank")
+    }
+
     pub(crate) fn record(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("record.json")
     }

@@ -32,6 +32,7 @@
 mod actor;
 mod agent;
 mod auditor;
+mod blanks;
 mod capacity;
 mod create;
 mod dial;

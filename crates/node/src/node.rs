@@ -22,6 +22,7 @@ use crate::{
     actor::{Beginning, MAILBOX_MAX, SandboxActor},
     agent::AgentControl,
     auditor,
+    blanks::{self, Shelf},
     capacity::CapacityPolicy,
     faults::Faults,
     layout::{Durability, Layout},
@@ -37,6 +38,9 @@ use crate::{
 pub struct NodeConfig {
     /// What it may use of the machine.
     pub capacity: CapacityPolicy,
+    /// Engine processes that are made ahead of time, of each template that was asked for lately;
+    /// zero for none.
+    pub blanks_per_template: usize,
     /// Sandboxes that are started at the same time; others wait their turn. More than the machine
     /// has cores makes all of them slower and none faster.
     pub launches_max: usize,
@@ -47,6 +51,7 @@ impl Default for NodeConfig {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Self {
             capacity: CapacityPolicy::default(),
+            blanks_per_template: 2,
             launches_max: cores * 2,
         }
     }
@@ -76,6 +81,23 @@ pub struct Dependencies {
 }
 
 impl Dependencies {
+    /// Makes a directory for a blank.
+    pub(crate) async fn mark_blank(&self, id: &SandboxId) -> Result<(), PlatformError> {
+        let directory = self.layout.sandbox(id);
+        let mark = self.layout.blank_mark(id);
+        blocking("marking a blank", move || {
+            std::fs::create_dir_all(directory.join("engine"))?;
+            std::fs::write(mark, b"")
+        })
+        .await
+    }
+
+    /// Takes the mark off a blank that has become a sandbox.
+    pub(crate) async fn unmark_blank(&self, id: &SandboxId) -> Result<(), PlatformError> {
+        let mark = self.layout.blank_mark(id);
+        blocking("taking a blank", move || std::fs::remove_file(mark)).await
+    }
+
     /// Writes the record to its place.
     pub(crate) async fn persist(
         &self,
@@ -85,18 +107,11 @@ impl Dependencies {
         let directory = self.layout.sandbox(&record.id);
         let path = self.layout.record(&record.id);
         let record = record.clone();
-        let write = tokio::task::spawn_blocking(move || {
+        blocking("writing its record", move || {
             std::fs::create_dir_all(directory.join("engine"))?;
             record.write(&path, durability)
-        });
-        let written = write
-            .await
-            .map_err(std::io::Error::other)
-            .and_then(|result| result);
-        written.map_err(|source| PlatformError::Node {
-            step: "writing its record",
-            source: source.into(),
         })
+        .await
     }
 }
 
@@ -134,6 +149,7 @@ pub enum NodeError {
 pub struct Node {
     dependencies: Arc<Dependencies>,
     registry: Arc<Registry>,
+    shelf: Arc<Shelf>,
     config: NodeConfig,
     stopping: AtomicBool,
     background: Mutex<JoinSet<()>>,
@@ -152,6 +168,7 @@ impl Node {
         let node = Arc::new(Self {
             dependencies: Arc::new(dependencies),
             registry: Arc::new(Registry::default()),
+            shelf: Arc::new(Shelf::new(config.blanks_per_template)),
             config,
             stopping: AtomicBool::new(false),
             background: Mutex::new(JoinSet::new()),
@@ -164,29 +181,36 @@ impl Node {
                 node.dependencies.clone(),
                 node.registry.clone(),
             ));
+            background.spawn(blanks::run(node.dependencies.clone(), node.shelf.clone()));
             background.spawn(auditor::run(
                 node.dependencies.clone(),
                 node.registry.clone(),
+                node.shelf.clone(),
             ));
             background.spawn(meter::run(node.dependencies.clone(), node.registry.clone()));
         }
         Ok((node, report))
     }
 
-    /// Takes no new work from now on; sandboxes go on running.
-    pub fn stop(&self) {
+    /// Takes no new work from now on and removes what was made ahead of time; sandboxes go on
+    /// running.
+    pub async fn stop(&self) {
+        self.end_background().await;
+        blanks::close(&self.dependencies, &self.shelf).await;
+    }
+
+    async fn end_background(&self) {
         self.stopping.store(true, Ordering::Release);
-        lock(&self.background).abort_all();
+        let mut background = std::mem::take(&mut *lock(&self.background));
+        background.shutdown().await;
     }
 
     /// Ends all work where it is and leaves the sandboxes as they are, as a crash would; another
     /// node can then take over the data directory.
     pub async fn abandon(&self) {
-        self.stop();
+        self.end_background().await;
         let mut actors = std::mem::take(&mut *lock(&self.actors));
         actors.shutdown().await;
-        let mut background = std::mem::take(&mut *lock(&self.background));
-        background.shutdown().await;
     }
 
     /// Removes every sandbox, side by side, within `budget`. For a scratch data directory.
@@ -225,6 +249,10 @@ impl Node {
         &self.registry
     }
 
+    pub(crate) fn shelf(&self) -> &Shelf {
+        &self.shelf
+    }
+
     pub(crate) fn config(&self) -> &NodeConfig {
         &self.config
     }
@@ -259,4 +287,19 @@ impl Node {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// File work, away from the threads that serve.
+async fn blocking(
+    step: &'static str,
+    work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+) -> Result<(), PlatformError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    let done = done
+        .map_err(std::io::Error::other)
+        .and_then(|result| result);
+    done.map_err(|source| PlatformError::Node {
+        step,
+        source: source.into(),
+    })
 }

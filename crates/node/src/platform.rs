@@ -49,11 +49,16 @@ impl Platform for Node {
             build: build.id.clone(),
             alias,
         };
-        let id = SandboxId::generate(entropy);
+        let blank = self.shelf().take(&build);
+        let id = match &blank {
+            Some(blank) => blank.id.clone(),
+            None => SandboxId::generate(entropy),
+        };
         let now = dependencies.clock.now();
         let record = Record::new(id, request, template, build.resources, tokens, now);
         let (reply, answer) = oneshot::channel();
         let beginning = Beginning::Create {
+            blank,
             build,
             deadline,
             reply,

@@ -339,6 +339,33 @@ fn machine_time(machine: &Machine, ms: u64) -> sandhold_types::Timestamp {
 
 /// Lets go of a node as a process that ends does: its actors go with it.
 async fn stop(node: std::sync::Arc<sandhold_node::Node>) {
-    node.stop();
     node.abandon().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn blanks_are_made_after_a_create_used_by_the_next_and_gone_after_the_stop() {
+    // R-G18: what is made ahead of time is bounded and belongs to nobody.
+    use sandhold_network::Network;
+    const BLANKS: usize = 2;
+    let mut machine = Machine::new();
+    machine.config.blanks_per_template = BLANKS;
+    let node = machine.start().await;
+    let networks = async || machine.network.list().await.unwrap();
+    let first = create(&node).await.unwrap();
+    eventually("blanks are there", async || {
+        networks().await.len() == 1 + BLANKS
+    })
+    .await;
+    let before = networks().await;
+    let second = create(&node).await.unwrap();
+    assert!(
+        before.contains(&second.id),
+        "the second was made from a blank"
+    );
+    assert_eq!(node.list().len(), 2, "blanks are nobody's");
+    for id in [&first.id, &second.id] {
+        node.kill(id, Actor::Operator, within(5)).await.unwrap();
+    }
+    node.stop().await;
+    assert!(machine.is_clean().await);
 }

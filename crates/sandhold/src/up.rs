@@ -140,7 +140,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         tracing::warn!(connections, "connections were cut after the drain time");
     }
     collector.abort();
-    node.stop();
+    node.stop().await;
     if args.on_exit == OnExit::Kill {
         node.kill_all(KILL_ALL_BUDGET).await;
     }

@@ -97,6 +97,7 @@ pub(crate) struct Machine {
     pub(crate) network: SimNetwork,
     pub(crate) agent: Arc<ScriptedAgent>,
     pub(crate) clock: Arc<ManualClock>,
+    pub(crate) config: NodeConfig,
     seed: AtomicU64,
 }
 
@@ -108,6 +109,10 @@ impl Machine {
             network: SimNetwork::new(),
             agent: Arc::default(),
             clock: Arc::new(ManualClock::new(Timestamp::from_unix_ms(1_000_000))),
+            config: NodeConfig {
+                blanks_per_template: 0,
+                ..NodeConfig::default()
+            },
             seed: AtomicU64::new(1),
         }
     }
@@ -152,7 +157,7 @@ impl Machine {
             faults: Faults::default(),
             launches: Semaphore::new(4),
         };
-        let started = Node::start(dependencies, NodeConfig::default()).await;
+        let started = Node::start(dependencies, self.config).await;
         started.map(|(node, _)| node)
     }
 

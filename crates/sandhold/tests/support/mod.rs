@@ -32,6 +32,9 @@ pub(crate) struct Server {
     agent: ureq::Agent,
 }
 
+/// The most engine processes that a node may make ahead of time.
+const BLANKS_MAX: usize = 12;
+
 /// An HTTP answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -258,12 +261,15 @@ pub(crate) struct Traces {
     pub(crate) cgroups: BTreeSet<String>,
     pub(crate) namespaces: BTreeSet<String>,
     pub(crate) mounts: BTreeSet<String>,
+    /// Engine processes without a guest, which the node makes ahead of time and marks.
+    pub(crate) blanks: BTreeSet<String>,
 }
 
 impl Traces {
     fn of(tag: &str, sandboxes: &Path) -> Self {
         let mut traces = Self {
             directories: names(sandboxes),
+            blanks: marked(sandboxes),
             ..Self::default()
         };
         for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -292,10 +298,12 @@ impl Traces {
                 traces.mounts.extend(sandbox_ids(line));
             }
         }
+        // Some may have been begun while we looked.
+        traces.blanks.extend(marked(sandboxes));
         traces
     }
 
-    /// Every sandbox of which anything is there.
+    /// Every sandbox of which anything is there, blanks left out.
     pub(crate) fn all(&self) -> BTreeSet<String> {
         let parts = [
             &self.directories,
@@ -304,8 +312,15 @@ impl Traces {
             &self.namespaces,
             &self.mounts,
         ];
-        parts.into_iter().flatten().cloned().collect()
+        let all: BTreeSet<String> = parts.into_iter().flatten().cloned().collect();
+        assert!(self.blanks.len() <= BLANKS_MAX, "{:?}", self.blanks);
+        all.difference(&self.blanks).cloned().collect()
     }
+}
+
+fn marked(sandboxes: &Path) -> BTreeSet<String> {
+    let is_blank = |id: &String| sandboxes.join(id).join("blank").exists();
+    names(sandboxes).into_iter().filter(is_blank).collect()
 }
 
 fn names(directory: &Path) -> BTreeSet<String> {
