@@ -27,7 +27,7 @@ use tokio::process::Command;
 
 use crate::{
     Build,
-    apt::Archive,
+    apt::{AptError, Archive},
     bake::{self, BakeError, Dough, Oven},
     catalogue::{self, CatalogueError, Collected},
     definition::{Definition, Source},
@@ -229,7 +229,7 @@ impl Builder {
         };
         let base = base_key(request.definition, archive.as_ref(), &salt)?;
         let archive = archive.as_ref();
-        self.make_base_layer(request, archive, &base, progress)
+        self.make_base_layer(request, archive, (&base, &salt), progress)
             .await?;
         let root = self.root_layer(request, &base, progress).await?;
         let key = build_key(request, &root, oven);
@@ -272,7 +272,7 @@ impl Builder {
         &self,
         request: &BuildRequest<'_>,
         archive: Option<&Archive>,
-        key: &ContentKey,
+        (key, salt): (&ContentKey, &str),
         progress: &dyn Progress,
     ) -> Result<(), BuildError> {
         let definition = request.definition;
@@ -282,16 +282,68 @@ impl Builder {
             });
             return Ok(());
         }
+        let root_fs_error = |source| BuildError::RootFs {
+            name: definition.name.clone(),
+            source,
+        };
+        let from = match (&definition.source, archive) {
+            (Source::Bootstrap { packages }, Some(archive)) => {
+                let name = &definition.name;
+                self.bootstrap(name, packages, archive, salt, progress)
+                    .await?
+            }
+            (Source::Bootstrap { .. }, None) => {
+                return Err(root_fs_error(AptError::NoRelease.into()));
+            }
+            (Source::Directory { path }, _) => {
+                progress.report(Event::Begin {
+                    stage: Stage::RootFs,
+                });
+                path.clone()
+            }
+        };
         let staged = self.stage("base")?;
         let root = self.folder(&staged.join("root"))?;
         let scratch = self.folder(&self.shelf.tmp().join("scratch"))?;
-        root_fs::make(definition, archive, &root, &scratch, progress)
+        root_fs::complete(definition, &from, &root, &scratch, progress)
+            .await
+            .map_err(root_fs_error)?;
+        self.place_layer(&staged, key).await
+    }
+
+    /// The packages alone, and where they are. Fetching them takes minutes, so they are kept until
+    /// layers are collected: a failing wheel or set-up script then costs seconds to try again.
+    async fn bootstrap(
+        &self,
+        name: &str,
+        packages: &[String],
+        archive: &Archive,
+        salt: &str,
+        progress: &dyn Progress,
+    ) -> Result<PathBuf, BuildError> {
+        let key = KeyMaker::new("bootstrap 1")
+            .with(salt.as_bytes())
+            .with(archive.to_stanzas().as_bytes())
+            .with(packages.join("\n").as_bytes())
+            .finish();
+        let place = self.shelf.layer(&key).join("root");
+        if place.is_dir() {
+            progress.report(Event::Cached {
+                stage: Stage::RootFs,
+            });
+            return Ok(place);
+        }
+        let staged = self.stage("bootstrap")?;
+        let root = self.folder(&staged.join("root"))?;
+        let scratch = self.folder(&self.shelf.tmp().join("scratch"))?;
+        root_fs::bootstrap(packages, archive, &root, &scratch, progress)
             .await
             .map_err(|source| BuildError::RootFs {
-                name: definition.name.clone(),
+                name: name.to_owned(),
                 source,
             })?;
-        self.place_layer(&staged, key).await
+        self.place_layer(&staged, &key).await?;
+        Ok(place)
     }
 
     /// The same files and the agent.

@@ -20,7 +20,7 @@ use tokio::process::Command;
 
 use crate::{
     apt::{AptError, Archive},
-    definition::{Definition, Source},
+    definition::Definition,
     program::{self, ProgramError, contained},
     progress::{Event, Progress, Stage},
     tree::{self, TreeError},
@@ -93,14 +93,14 @@ fn bent(step: &'static str) -> impl FnOnce(TreeError) -> RootFsError {
     move |source| RootFsError::Tree { step, source }
 }
 
-/// Makes the root file system of `definition` in the empty directory `root`; `scratch` is an empty
-/// directory beside it for downloads.
+/// Fetches and unpacks `packages` into the empty directory `root`; `scratch` is an empty directory
+/// beside it.
 ///
 /// # Errors
 /// The step that failed, with the last lines of the program that did.
-pub(crate) async fn make(
-    definition: &Definition,
-    archive: Option<&Archive>,
+pub(crate) async fn bootstrap(
+    packages: &[String],
+    archive: &Archive,
     root: &Path,
     scratch: &Path,
     progress: &dyn Progress,
@@ -108,19 +108,28 @@ pub(crate) async fn make(
     progress.report(Event::Begin {
         stage: Stage::RootFs,
     });
-    match (&definition.source, archive) {
-        (Source::Bootstrap { packages }, Some(archive)) => {
-            bootstrap(packages, archive, root, scratch, progress).await?;
-        }
-        (Source::Bootstrap { .. }, None) => {
-            return Err(RootFsError::Archive(AptError::NoRelease));
-        }
-        (Source::Directory { path }, _) => copy_directory(path, root).await?,
-    }
+    run_bootstrap(packages, archive, root, scratch, progress).await
+}
+
+/// Copies the root file system `from` into the empty directory `root` and does what else
+/// `definition` asks for; `scratch` is an empty directory for downloads.
+///
+/// # Errors
+/// The step that failed, with the last lines of the program that did.
+pub(crate) async fn complete(
+    definition: &Definition,
+    from: &Path,
+    root: &Path,
+    scratch: &Path,
+    progress: &dyn Progress,
+) -> Result<(), RootFsError> {
     if !definition.wheels.is_empty() {
         progress.report(Event::Begin {
             stage: Stage::Wheels,
         });
+    }
+    copy_directory(from, root).await?;
+    if !definition.wheels.is_empty() {
         install_wheels(&definition.wheels, root, scratch, progress).await?;
     }
     progress.report(Event::Begin {
@@ -135,7 +144,7 @@ pub(crate) async fn make(
     Ok(())
 }
 
-async fn bootstrap(
+async fn run_bootstrap(
     packages: &[String],
     archive: &Archive,
     root: &Path,
@@ -260,9 +269,9 @@ async fn install_wheels(
     tree::copy_over(&scratch.join("wheels"), &folder).map_err(bent("copy wheels"))?;
     // A wheel of pip is itself a program, so that the root needs none.
     let script = format!(
-        "exec python3 /{WORK_FOLDER}/pip-*.whl/pip install --no-index --no-input --no-cache-dir \
-         --progress-bar=off --break-system-packages --root-user-action=ignore \
-         --find-links /{WORK_FOLDER} \"$@\""
+        "for pip in /{WORK_FOLDER}/pip-*.whl; do exec python3 \"$pip/pip\" install --no-index \
+         --no-input --no-cache-dir --progress-bar=off --break-system-packages \
+         --root-user-action=ignore --find-links /{WORK_FOLDER} \"$@\"; done"
     );
     let mut install = inside(root, &["--net"])?;
     install.args(["sh", "-c", &script, "sh"]).args(wheels);
