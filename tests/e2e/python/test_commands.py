@@ -1,0 +1,284 @@
+"""Commands through the SDK, and the field cases about streams and processes (A)."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+import wire
+from conftest import eventually
+from e2b import CommandExitException, NotFoundException, TimeoutException
+
+MEBIBYTE = 1024 * 1024
+
+
+def test_output_exit_code_and_error(shared):
+    result = shared.commands.run("echo out; echo err >&2")
+    assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 0)
+    with pytest.raises(CommandExitException) as failed:
+        shared.commands.run("echo no >&2; exit 7")
+    assert failed.value.exit_code == 7 and failed.value.stderr == "no\n"
+
+
+def test_output_streams_as_it_comes(shared):
+    seen = []
+    shared.commands.run(
+        "for i in 1 2 3; do echo $i; sleep 0.2; done",
+        on_stdout=lambda text: seen.append((text, time.monotonic())),
+    )
+    assert "".join(text for text, _ in seen) == "1\n2\n3\n"
+    assert seen[-1][1] - seen[0][1] > 0.2
+
+
+def test_user_and_directory(shared):
+    assert shared.commands.run("id -un; pwd").stdout == "user\n/home/user\n"
+    assert shared.commands.run("id -un; pwd", user="root").stdout == "root\n/root\n"
+    assert shared.commands.run("pwd", cwd="/usr/bin").stdout == "/usr/bin\n"
+    assert shared.commands.run("sudo id -un").stdout == "root\n"
+    with pytest.raises(Exception) as refused:
+        shared.commands.run("true", cwd="/no/such/place")
+    assert "no/such/place" in str(refused.value)
+    with pytest.raises(Exception):
+        shared.commands.run("true", user="nobody-at-all")
+
+
+def test_background_list_kill(shared):
+    handle = shared.commands.run("sleep 300", background=True)
+    listed = {process.pid: process for process in shared.commands.list()}
+    assert listed[handle.pid].args[-1] == "sleep 300"
+    assert handle.kill() is True
+    with pytest.raises(CommandExitException):
+        handle.wait()
+    eventually(lambda: handle.pid not in {p.pid for p in shared.commands.list()})
+    assert shared.commands.kill(handle.pid) is False
+
+
+def test_stdin_goes_in_and_ends(shared):
+    handle = shared.commands.run("cat; echo over", background=True, stdin=True)
+    shared.commands.send_stdin(handle.pid, "one\n")
+    shared.commands.send_stdin(handle.pid, "zwei ü\n")
+    shared.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == "one\nzwei ü\nover\n"
+
+
+def test_stdin_streams_in(shared):
+    handle = shared.commands.run("cat", background=True, stdin=True)
+    shared.commands.stream_input(handle.pid, iter(["a", "b", "c"]))
+    shared.commands.close_stdin(handle.pid)
+    assert handle.wait().stdout == "abc"
+
+
+def test_a_timeout_ends_the_command(shared):
+    with pytest.raises(TimeoutException):
+        shared.commands.run("sleep 300; echo never", timeout=1)
+    eventually(lambda: not [p for p in shared.commands.list() if "sleep 300; echo never" in p.args])
+
+
+def test_a_process_that_just_ended_can_still_be_asked(shared):
+    handle = shared.commands.run("sleep 0.2; echo done; exit 3", background=True)
+    handle.disconnect()
+    eventually(lambda: handle.pid not in {p.pid for p in shared.commands.list()})
+    with pytest.raises(CommandExitException) as ended:
+        shared.commands.connect(handle.pid).wait()
+    assert ended.value.exit_code == 3
+
+
+def test_an_unknown_process_is_not_found(shared):
+    with pytest.raises(NotFoundException):
+        shared.commands.connect(999_999)
+    with pytest.raises(NotFoundException):
+        shared.commands.send_stdin(999_999, "x")
+
+
+def test_bc_002_bytes_that_are_not_text(shared):
+    for command, length in ((r"printf 'a\000b\376\377'", 5), ("head -c 70000 /dev/urandom", 70_000)):
+        finished = wire.run(shared, command)
+        assert finished.stdout_length == length
+        assert finished.error is None
+        assert shared.commands.run(command).exit_code == 0
+    assert bytes(wire.run(shared, r"printf 'a\000b\376\377'").stdout) == b"a\0b\xfe\xff"
+
+
+def test_bc_004_the_last_line_needs_no_end(shared):
+    for _ in range(100):
+        assert shared.commands.run("printf tail-without-newline").stdout == "tail-without-newline"
+    for _ in range(5):
+        result = shared.commands.run("seq 10000; printf tail-without-newline")
+        assert result.stdout.endswith("10000\ntail-without-newline")
+
+
+@pytest.mark.parametrize("command", ["cat", "grep x", "sort", "python3 -"])
+def test_bc_007_a_command_without_input_ends(shared, command):
+    started = time.monotonic()
+    try:
+        shared.commands.run(command, timeout=60)
+    except CommandExitException as ended:
+        assert ended.exit_code == 1
+    assert time.monotonic() - started < 15
+
+
+def test_bc_009_a_dropped_command_goes_on_and_is_found_again(sandbox):
+    script = "for i in $(seq 200); do echo $i; echo $i > /tmp/at; sleep 0.02; done"
+    handle = sandbox.commands.run(script, background=True, timeout=0)
+    handle.disconnect()
+
+    def at():
+        result = sandbox.commands.run("cat /tmp/at 2>/dev/null || true")
+        return int(result.stdout or 0)
+
+    eventually(lambda: at() >= 50)
+    assert handle.pid in {p.pid for p in sandbox.commands.list()}
+    result = sandbox.commands.connect(handle.pid, timeout=0).wait()
+    assert result.exit_code == 0
+    numbers = [int(line) for line in result.stdout.split()]
+    assert numbers[-1] == 200
+    assert numbers == list(range(numbers[0], 201))
+
+
+def test_bc_011_much_output_in_little_memory(new):
+    sandbox = new("code-interpreter-v1")
+    before = wire.agent_memory(sandbox)
+    script = "python3 -c \"[print('y'*4000) for _ in range({})]\""
+    with ThreadPoolExecutor(4) as pool:
+        command = script.format(6_000)
+        runs = [pool.submit(wire.run, sandbox, command, keep=False) for _ in range(4)]
+        for finished in runs:
+            assert finished.result().stdout_length == 4001 * 6_000
+    assert wire.agent_memory(sandbox) - before < 64 * MEBIBYTE
+
+
+def test_bc_013_a_reader_that_never_reads_blocks_only_its_own(sandbox):
+    before = wire.agent_memory(sandbox)
+    with httpx.Client(timeout=60) as client:
+        with wire.open_start(client, sandbox, "exec yes") as response:
+            flags, message = next(wire.frames(response.iter_raw()))
+            pid = message["event"]["start"]["pid"]
+            for _ in range(20):
+                assert sandbox.commands.run("echo ok", timeout=10).stdout == "ok\n"
+            assert wire.agent_memory(sandbox) - before < 64 * MEBIBYTE
+            assert sandbox.commands.kill(pid) is True
+            eventually(lambda: pid not in {p.pid for p in sandbox.commands.list()})
+
+
+def test_bc_014_abandoned_streams_are_given_back(sandbox):
+    def open_files():
+        return int(sandbox.commands.run("ls /proc/1/fd | wc -l", user="root").stdout)
+
+    count = 60
+    base = open_files()
+    clients = [httpx.Client(timeout=60) for _ in range(count)]
+    for client in clients:
+        with wire.open_start(client, sandbox, "exec sleep 900") as response:
+            next(wire.frames(response.iter_raw()))
+        client.close()
+    assert int(sandbox.commands.run("pgrep -c -x sleep").stdout) == count
+    # A process may keep what its output is read from; streams and sockets go.
+    eventually(lambda: open_files() <= base + 4 * count)
+    sandbox.commands.run("pkill -x sleep")
+    eventually(lambda: open_files() <= base + 10)
+
+
+def test_bc_017_environment_is_exact(shared):
+    values = {
+        "A": "two words",
+        "B": 'x"y$HOME`id`',
+        "C": "l1\nl2",
+        "D": "=a=b",
+        "E": "日本",
+        "F": "",
+    }
+    output = shared.commands.run("env -0", envs=values).stdout
+    seen = dict(item.split("=", 1) for item in output.split("\0") if item)
+    assert {name: seen[name] for name in values} == values
+
+
+def test_bc_020_argument_limits_survive_the_command_line(sandbox):
+    sandbox.files.write("/tmp/with space/script.py", "print('from a  space')")
+    run = ["sandbox", "exec", sandbox.sandbox_id, "--"]
+    result = wire.cli(*run, "python3", "-c", 'print("a  b")')
+    assert result.stdout == "a  b\n"
+    result = wire.cli(*run, "python3", "/tmp/with space/script.py")
+    assert result.stdout == "from a  space\n"
+
+
+def test_bc_021_heredocs_and_remarks_at_the_very_end(shared):
+    assert shared.commands.run("cat <<'Z'\n$x\nZ", timeout=15).stdout == "$x\n"
+    assert shared.commands.run("echo ok # note", timeout=15).stdout == "ok\n"
+
+
+@pytest.mark.parametrize("command", ["cat <<E", 'echo "abc', "( echo a"])
+def test_bc_022_unfinished_syntax_ends_by_itself(shared, command):
+    try:
+        result = shared.commands.run(command, timeout=15)
+        assert "warning" in result.stderr
+    except CommandExitException as ended:
+        assert ended.exit_code != 0 and ended.stderr
+
+
+def test_bc_023_no_pager_without_a_terminal(sandbox):
+    sandbox.commands.run(
+        "git init -q r && cd r && for i in $(seq 400); do printf "
+        "'commit refs/heads/main\\ncommitter a <a@b> %d +0000\\ndata 2\\nc\\n\\n' $i; done"
+        " | git fast-import --quiet",
+        timeout=60,
+    )
+    result = sandbox.commands.run("cd r && git log main", timeout=30)
+    assert result.stdout.count("commit ") == 400
+    processes = sandbox.commands.run("ps -eo comm").stdout.split()
+    assert "less" not in processes
+
+
+def test_bc_024_orphans_are_collected(sandbox):
+    script = "for i in $(seq 60); do sh -c '(sleep 0.05 &)'; done"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: sandbox.commands.run(script, timeout=120), range(8)))
+
+    def zombies():
+        return sandbox.commands.run("ps -eo stat= | grep -c ^Z || true").stdout.strip()
+
+    eventually(lambda: zombies() == "0")
+    assert sandbox.commands.run("echo forked").stdout == "forked\n"
+
+
+SETSID = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE_VM, CLONE_SIGHAND = 0x100, 0x800
+STACK = ctypes.create_string_buffer(65536)
+ENTRY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+top = ctypes.c_void_p(ctypes.addressof(STACK) + 65536 - 64)
+for _ in range(200):
+    if os.fork() == 0:
+        child = libc.clone(pause, top, CLONE_VM | CLONE_SIGHAND | signal.SIGCHLD, None)
+        if child > 0:
+            try:
+                os.setpgid(child, child)
+            except OSError:
+                pass
+        os.setsid()
+        if child > 0:
+            os.kill(child, signal.SIGKILL)
+        os._exit(0)
+    os.wait()
+print("survived")
+"""
+
+
+def test_bc_029_setsid_beside_a_sharing_child_hangs_nobody(sandbox):
+    sandbox.files.write("/tmp/setsid.py", SETSID)
+    loop = sandbox.commands.run("python3 /tmp/setsid.py", background=True, timeout=120)
+    ended = threading.Event()
+    results = []
+
+    def wait():
+        results.append(loop.wait())
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    while True:
+        assert sandbox.commands.run("echo alive", timeout=10).stdout == "alive\n"
+        if ended.wait(0.05):
+            break
+    assert results[0].stdout == "survived\n"
