@@ -54,7 +54,7 @@ def test_a_revoked_key():
         wire.cli("key", "create", "--namespace", name, "--env", "dev", "--json").stdout
     )
     assert wire.api("GET", "/v2/sandboxes", key=made["key"]).status_code == 200
-    wire.cli("key", "revoke", made["id"])
+    wire.cli("key", "revoke", made["id"], "--yes")
     eventually(lambda: wire.api("GET", "/v2/sandboxes", key=made["key"]).status_code == 401)
 
 

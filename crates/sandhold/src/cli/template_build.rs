@@ -101,12 +101,13 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     display.end();
     let built = built?;
+    let took = started.elapsed();
     let pruned = if args.prune {
         builder.prune()?.builds.len()
     } else {
         0
     };
-    tell(args, &definition.name, &built, started.elapsed(), pruned)?;
+    tell(args, &definition.name, &built, took, pruned)?;
     Ok(ExitCode::SUCCESS)
 }
 
