@@ -22,6 +22,7 @@ use crate::{
         readiness::Readiness,
         routes::{self, Control},
     },
+    drain,
     files::{self, routes::Files},
     filesystem::service::FilesystemService,
     http_error::HttpError,
@@ -160,6 +161,7 @@ impl App {
             .merge(routes::router(control.clone()))
             .fallback_service(rpc)
             .layer(middleware::from_fn_with_state(gate, auth::check))
+            .layer(middleware::from_fn(drain::drain_refused))
     }
 }
 

@@ -30,6 +30,7 @@ pub mod auth;
 pub mod children;
 pub mod config;
 pub mod control;
+pub mod drain;
 pub mod files;
 pub mod filesystem;
 pub mod http_error;

@@ -387,59 +387,63 @@ async fn orphans_are_reaped() {
     .await;
 }
 
+fn pty_contains(text: &'static str) -> impl Fn(&support::Finished) -> bool {
+    move |seen| String::from_utf8_lossy(&seen.pty).contains(text)
+}
+
+fn typed(pid: u32, text: &str) -> Value {
+    json!({ "process": { "pid": pid }, "input": { "pty": base64(text.as_bytes()) } })
+}
+
 #[tokio::test]
 async fn a_terminal_has_the_size_it_is_given() {
-    // BC-027, BC-022
+    // BC-027
+    let agent = Agent::start().await;
+    let script = "trap 'stty size' WINCH; echo $TERM; stty size; while :; do sleep .02; done";
+    // One shell for each size: bash forgets a signal that comes while its trap runs.
+    for (rows, columns, shown) in [(50, 140, "50 140\r\n"), (1, 1, "1 1\r\n")] {
+        let start = json!({
+            "process": { "cmd": "/bin/bash", "args": ["-c", script] },
+            "pty": { "size": { "cols": 111, "rows": 37 } },
+        });
+        let mut events = agent.start_process(start, &[]).await;
+        let pid = events.pid().await;
+        let seen = events.read_until(pty_contains("37 111\r\n")).await;
+        assert!(pty_contains("xterm-256color")(&seen));
+        // Sizes of zero are ignored.
+        for (rows, columns) in [(0, 0), (50, 0), (rows, columns)] {
+            let update = json!({
+                "process": { "pid": pid }, "pty": { "size": { "cols": columns, "rows": rows } },
+            });
+            let answer = agent.unary("/process.Process/Update", update).await;
+            assert_eq!(answer.status, 200);
+        }
+        events.read_until(pty_contains(shown)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_terminal_answers_its_keys() {
+    // BC-022
     let agent = Agent::start().await;
     let start = json!({
         "process": { "cmd": "/bin/bash", "args": ["--norc", "-i"] },
-        "pty": { "size": { "cols": 111, "rows": 37 } },
+        "pty": { "size": { "cols": 80, "rows": 24 } },
     });
     let mut events = agent.start_process(start, &[]).await;
     let pid = events.pid().await;
-    let selector = json!({ "pid": pid });
-    let typed = |text: &str| {
-        json!({
-            "process": selector, "input": { "pty": base64(text.as_bytes()) },
-        })
-    };
-    let contains = |text: &'static str| {
-        move |seen: &support::Finished| String::from_utf8_lossy(&seen.pty).contains(text)
-    };
     let send = "/process.Process/SendInput";
-    agent
-        .unary(
-            send,
-            typed("trap 'stty size' WINCH; stty size; echo $TERM\n"),
-        )
-        .await;
-    let size_and_kind =
-        |seen: &support::Finished| contains("37 111")(seen) && contains("xterm-256color")(seen);
-    events.read_until(size_and_kind).await;
-    for (rows, columns) in [(0, 0), (50, 140), (1, 1), (50, 0)] {
-        let update = json!({
-            "process": selector, "pty": { "size": { "cols": columns, "rows": rows } },
-        });
-        assert_eq!(
-            agent.unary("/process.Process/Update", update).await.status,
-            200
-        );
-        if rows > 1 && columns > 0 {
-            events.read_until(contains("50 140")).await;
-        }
-    }
-    agent.unary(send, typed("( echo a\n")).await;
-    agent.unary(send, typed("\u{3}")).await;
-    agent.unary(send, typed("echo ba''ck\n")).await;
-    events.read_until(contains("back\r\n")).await;
-    let close = agent
-        .unary(
-            "/process.Process/CloseStdin",
-            json!({ "process": selector }),
-        )
-        .await;
+    events.read_until(pty_contains("$ ")).await;
+    agent.unary(send, typed(pid, "( echo a\n")).await;
+    events.read_until(pty_contains("> ")).await;
+    agent.unary(send, typed(pid, "\u{3}")).await;
+    events.read_until(pty_contains("$ ")).await;
+    agent.unary(send, typed(pid, "echo ba''ck\n")).await;
+    events.read_until(pty_contains("back\r\n")).await;
+    let selector = json!({ "process": { "pid": pid } });
+    let close = agent.unary("/process.Process/CloseStdin", selector).await;
     assert_eq!(close.json()["code"], "failed_precondition");
-    agent.unary(send, typed("exit 5\n")).await;
+    agent.unary(send, typed(pid, "exit 5\n")).await;
     assert_eq!(events.finish().await.exit_code, Some(5));
 }
 

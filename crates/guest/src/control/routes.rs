@@ -69,8 +69,7 @@ async fn init(
     Extension(connection): Extension<ConnectionHandle>,
     body: Bytes,
 ) -> Response {
-    let body = if body.is_empty() { &b"{}"[..] } else { &body };
-    let request: InitRequest = match serde_json::from_slice(body) {
+    let request = match read_init(&body) {
         Ok(request) => request,
         Err(error) => return HttpError::bad_request(error.to_string()).into_response(),
     };
@@ -91,6 +90,15 @@ async fn init(
         }
         Err(error) => HttpError::internal(error.to_string()).into_response(),
     }
+}
+
+/// An empty body is an empty object; a list is none, whatever the derived reader may think.
+fn read_init(body: &[u8]) -> Result<InitRequest, serde_json::Error> {
+    if body.is_empty() {
+        return Ok(InitRequest::default());
+    }
+    let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(body)?;
+    serde_json::from_value(object.into())
 }
 
 async fn ready(State(control): State<Control>) -> Response {

@@ -197,7 +197,12 @@ impl Uploader {
             .owner
             .work(&path, move |path| {
                 let target = open_to_write(path)?;
-                require_space(&target, announced)?;
+                if let Err(error) = require_space(&target, announced) {
+                    if target.is_new {
+                        std::fs::remove_file(path)?;
+                    }
+                    return Err(error);
+                }
                 Ok(target)
             })
             .await?;

@@ -124,6 +124,9 @@ async fn run(covered: Covered, state: Arc<SandboxState>, sender: mpsc::Sender<Fi
     };
     let mut covered = Some(covered);
     loop {
+        if let Some(covered) = &mut covered {
+            covered.settle();
+        }
         let events = tokio::select! {
             () = sender.closed() => return,
             events = inotify.async_io(Interest::READABLE, read_events) => events,
@@ -246,6 +249,13 @@ impl Covered {
         }
     }
 
+    /// Once the kernel's queue is empty, no event is left from before a directory was read.
+    fn settle(&mut self) {
+        if rustix::io::ioctl_fionread(&self.inotify).is_ok_and(|bytes| bytes == 0) {
+            self.already_told.clear();
+        }
+    }
+
     fn translate(
         &mut self,
         events: &[KernelEvent],
@@ -286,7 +296,8 @@ impl Covered {
         let path = directory.join(OsStr::from_bytes(&event.name));
         let is_directory = event.flags.contains(ReadFlags::ISDIR);
         let created = event.flags.contains(ReadFlags::CREATE);
-        if created && self.already_told.remove(&path) {
+        let told_before = self.already_told.remove(&path);
+        if created && told_before {
             return;
         }
         told.push(&path, kind);
@@ -294,14 +305,13 @@ impl Covered {
             return;
         }
         match kind {
-            EventType::EVENT_TYPE_CREATE if created => self.follow(&path, told),
-            EventType::EVENT_TYPE_CREATE => self.cover_tree(&path, told),
+            EventType::EVENT_TYPE_CREATE => self.follow(&path, told),
             EventType::EVENT_TYPE_RENAME => self.forget_tree(&path),
             _ => {}
         }
     }
 
-    /// Watches a new directory and tells what is in it already.
+    /// Watches a directory that is new here and tells what is in it already.
     fn follow(&mut self, directory: &Path, told: &mut Told) {
         self.cover_tree(directory, told);
         let mut pending = vec![directory.to_path_buf()];

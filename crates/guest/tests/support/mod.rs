@@ -386,8 +386,10 @@ impl Events {
     pub async fn read_until(&mut self, condition: impl Fn(&Finished) -> bool) -> Finished {
         let mut seen = Finished::default();
         while !condition(&seen) {
-            let event = self.next().await.expect("more output");
-            seen.add(&event["event"]);
+            // A little less patience than `next` has, to say what there was.
+            let event = tokio::time::timeout(PATIENCE / 2, self.next()).await;
+            let event = event.unwrap_or_else(|_| panic!("nothing more after {seen:?}"));
+            seen.add(&event.expect("more output")["event"]);
         }
         seen
     }
