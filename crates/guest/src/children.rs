@@ -24,7 +24,7 @@ use std::{
     },
     path::Path,
     process::{Command, ExitStatus},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -33,6 +33,8 @@ use tokio::sync::oneshot;
 
 use crate::account::Account;
 
+/// Descriptors of the agent itself.
+const DESCRIPTORS_MAX: libc::rlim_t = 32_768;
 /// How often the reaper looks for orphans while the agent has no child of its own.
 const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -87,6 +89,7 @@ impl Children {
         if rustix::process::getpid() != Pid::INIT {
             rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         }
+        raise_descriptor_limit();
         let shared = Arc::new(Shared::default());
         let reaper = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -191,10 +194,16 @@ pub fn run_as(command: &mut Command, account: &Account, cwd: &Path) -> io::Resul
     let directory = CString::new(cwd.as_os_str().as_bytes())?;
     let (uid, gid, groups) = (account.uid, account.gid, account.groups.clone());
     let change_user = rustix::process::geteuid().is_root();
+    let descriptors = DESCRIPTOR_LIMIT.get().cloned();
     let setup = move || {
         // SAFETY: only system calls on memory that was prepared before the fork.
         unsafe {
             reset_oom_score();
+            if let Some(limit) = &descriptors
+                && libc::setrlimit(libc::RLIMIT_NOFILE, limit) < 0
+            {
+                return Err(io::Error::last_os_error());
+            }
             reset_signals();
             if libc::setsid() < 0 {
                 return Err(io::Error::last_os_error());
@@ -230,6 +239,32 @@ unsafe fn reset_signals() {
         unsafe {
             libc::signal(signal, libc::SIG_DFL);
         }
+    }
+}
+
+/// What the agent was started with, and what its children get back: many programs close every
+/// descriptor that the limit allows.
+static DESCRIPTOR_LIMIT: OnceLock<libc::rlimit> = OnceLock::new();
+
+/// Every process costs the agent two descriptors, every connection one; the usual 1024 are soon
+/// gone. Where the limit cannot be raised, the agent says "too many" earlier.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel fills the one struct that the pointer leads to.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if !known || DESCRIPTOR_LIMIT.set(limit).is_err() {
+        return;
+    }
+    let raised = libc::rlimit {
+        rlim_cur: limit.rlim_max.min(DESCRIPTORS_MAX),
+        rlim_max: limit.rlim_max,
+    };
+    // SAFETY: the kernel reads the one struct that the pointer leads to.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised);
     }
 }
 

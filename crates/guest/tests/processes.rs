@@ -473,6 +473,14 @@ async fn a_command_runs_as_the_user_it_names() {
 }
 
 #[tokio::test]
+async fn a_command_gets_the_usual_limit_of_descriptors() {
+    let agent = Agent::start().await;
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let expected = own.map_or_else(|| String::from("unlimited"), |limit| limit.to_string());
+    assert_eq!(agent.shell("ulimit -n").await.out().trim(), expected);
+}
+
+#[tokio::test]
 async fn what_cannot_start_says_why() {
     let agent = Agent::start().await;
     for (process, part) in [
