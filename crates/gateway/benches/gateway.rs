@@ -158,12 +158,19 @@ async fn gateway(upstream: SocketAddr) {
 }
 
 /// A child process that ends with this one.
-struct Helper(Child);
+struct Helper {
+    child: Child,
+    /// Ends it in good order; otherwise it is killed.
+    stop: Option<Command>,
+}
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let stopped = self.stop.as_mut().map(Command::status);
+        if !stopped.is_some_and(|status| status.is_ok_and(|status| status.success())) {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
     }
 }
 
@@ -177,7 +184,7 @@ fn start(arguments: &[&str]) -> (Helper, SocketAddr) {
     BufReader::new(child.stdout.take().unwrap())
         .read_line(&mut line)
         .unwrap();
-    (Helper(child), line.trim().parse().unwrap())
+    (Helper { child, stop: None }, line.trim().parse().unwrap())
 }
 
 fn start_nginx(directory: &Path, upstream: SocketAddr) -> (Helper, SocketAddr) {
@@ -206,7 +213,13 @@ fn start_nginx(directory: &Path, upstream: SocketAddr) -> (Helper, SocketAddr) {
     let path = directory.join("nginx.conf");
     std::fs::write(&path, config).unwrap();
     let child = Command::new("nginx").arg("-c").arg(&path).spawn().unwrap();
-    let helper = Helper(child);
+    // Killed, it would leave its workers behind.
+    let mut stop = Command::new("nginx");
+    stop.arg("-c").arg(&path).args(["-s", "stop"]);
+    let helper = Helper {
+        child,
+        stop: Some(stop),
+    };
     let deadline = Instant::now() + Duration::from_secs(10);
     while std::net::TcpStream::connect(address).is_err() {
         assert!(Instant::now() < deadline, "nginx does not listen");
@@ -280,6 +293,27 @@ async fn throughput(address: SocketAddr, path: &'static str, connections: usize)
     f64::from(done) / THROUGHPUT_TIME.as_secs_f64()
 }
 
+/// Processor time, in microseconds, that a process and its children have used so far.
+fn processor_us(parent: u32) -> f64 {
+    /// Of `/proc/*/stat`; every Linux that runs this counts in hundredths of a second.
+    const TICK_US: f64 = 10_000.0;
+    let mut ticks = 0.0;
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+            continue;
+        };
+        let Some((before, after)) = stat.rsplit_once(')') else {
+            continue;
+        };
+        let fields: Vec<&str> = after.split_whitespace().collect();
+        let is_it = before.split_whitespace().next() == Some(&parent.to_string());
+        if is_it || fields[1] == parent.to_string() {
+            ticks += fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+        }
+    }
+    ticks * TICK_US
+}
+
 fn percentile(samples: &mut [f64], percent: usize) -> f64 {
     samples.sort_by(f64::total_cmp);
     samples[(samples.len() - 1) * percent / 100]
@@ -288,8 +322,13 @@ fn percentile(samples: &mut [f64], percent: usize) -> f64 {
 async fn measure() {
     let directory = tempfile::tempdir().unwrap();
     let (_upstream, direct) = start(&["upstream"]);
-    let (_gateway, gateway) = start(&["gateway", &direct.to_string()]);
-    let (_nginx, nginx) = start_nginx(directory.path(), direct);
+    let (gateway_process, gateway) = start(&["gateway", &direct.to_string()]);
+    let (nginx_process, nginx) = start_nginx(directory.path(), direct);
+    let processes = [
+        None,
+        Some(gateway_process.child.id()),
+        Some(nginx_process.child.id()),
+    ];
     let ways = [("direct", direct), ("gateway", gateway), ("nginx", nginx)];
 
     println!(
@@ -324,14 +363,22 @@ async fn measure() {
     ] {
         println!("throughput, {connections} connections, {bytes} bytes");
         let mut rates: [Vec<f64>; 3] = Default::default();
+        let mut used = [0.0; 3];
         for _ in 0..THROUGHPUT_ROUNDS {
-            for ((_, address), rates) in ways.iter().zip(&mut rates) {
-                rates.push(throughput(*address, path, connections).await);
+            for (way, (_, address)) in ways.iter().enumerate() {
+                let before = processes[way].map_or(0.0, processor_us);
+                rates[way].push(throughput(*address, path, connections).await);
+                used[way] += processes[way].map_or(0.0, processor_us) - before;
             }
         }
+        let totals = rates.each_ref().map(|rates| rates.iter().sum::<f64>());
         let medians = rates.each_mut().map(|rates| percentile(rates, 50));
-        for ((name, _), rate) in ways.iter().zip(medians) {
-            println!("  {name:8} {rate:9.0} requests/s");
+        for (way, (name, _)) in ways.iter().enumerate() {
+            let each = used[way] / (totals[way] * THROUGHPUT_TIME.as_secs_f64());
+            println!(
+                "  {name:8} {:9.0} requests/s   processor {each:6.1} us each",
+                medians[way]
+            );
         }
         println!(
             "  gateway to nginx: {:.0} % (bound: 80)",

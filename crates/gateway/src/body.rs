@@ -19,7 +19,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
-use crate::{activity::Usage, metered::Meter, pool::Lease};
+use crate::{activity::Usage, metered::Meter, pool::Lease, serve::UnderWay};
 
 /// Why a body ended before its end.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -101,7 +101,11 @@ impl Body for UploadBody {
 
 /// What a client is answered: by the gateway, by a sandbox, or by the API.
 #[derive(Debug)]
-pub struct ReplyBody(Source);
+pub struct ReplyBody {
+    source: Source,
+    /// Says that the request has ended when the body is dropped.
+    under_way: Option<UnderWay>,
+}
 
 #[derive(Debug)]
 enum Source {
@@ -120,17 +124,32 @@ struct Relayed {
     idle: Option<Pin<Box<Sleep>>>,
 }
 
+impl From<Source> for ReplyBody {
+    fn from(source: Source) -> Self {
+        Self {
+            source,
+            under_way: None,
+        }
+    }
+}
+
 impl ReplyBody {
+    /// The same body; `under_way` lives as long as it does.
+    pub(crate) fn until_dropped(mut self, under_way: UnderWay) -> Self {
+        self.under_way = Some(under_way);
+        self
+    }
+
     pub(crate) fn full(bytes: Bytes) -> Self {
-        Self(Source::Whole(Some(bytes)))
+        Source::Whole(Some(bytes)).into()
     }
 
     pub(crate) fn empty() -> Self {
-        Self(Source::Whole(None))
+        Source::Whole(None).into()
     }
 
     pub(crate) fn api(body: axum::body::Body) -> Self {
-        Self(Source::Api(body))
+        Source::Api(body).into()
     }
 
     pub(crate) fn relayed(incoming: Incoming, usage: Arc<Usage>, lease: Lease) -> Self {
@@ -142,8 +161,12 @@ impl ReplyBody {
         };
         if relayed.incoming.is_end_stream() {
             relayed.finish();
+        } else if let Some(lease) = &mut relayed.lease
+            && !relayed.usage.is_upload_complete()
+        {
+            lease.connection().detach();
         }
-        Self(Source::Sandbox(Box::new(relayed)))
+        Source::Sandbox(Box::new(relayed)).into()
     }
 }
 
@@ -158,7 +181,7 @@ impl Relayed {
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match Pin::new(&mut self.incoming).poll_frame(cx) {
+        match self.poll_incoming(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 self.usage.moved();
                 if self.incoming.is_end_stream() {
@@ -172,6 +195,21 @@ impl Relayed {
                 Poll::Ready(None)
             }
             Poll::Pending => self.poll_idle(cx).map(|()| Some(Err(WentIdle.into()))),
+        }
+    }
+
+    fn poll_incoming(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Self {
+            incoming, lease, ..
+        } = self;
+        match lease {
+            Some(lease) => lease
+                .connection()
+                .poll(cx, |cx| Pin::new(&mut *incoming).poll_frame(cx)),
+            None => Pin::new(incoming).poll_frame(cx),
         }
     }
 
@@ -200,7 +238,7 @@ impl Body for ReplyBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match &mut self.0 {
+        match &mut self.source {
             Source::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Source::Sandbox(relayed) => relayed.poll(cx),
             Source::Api(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
@@ -208,7 +246,7 @@ impl Body for ReplyBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.source {
             Source::Whole(bytes) => bytes.is_none(),
             Source::Sandbox(relayed) => relayed.incoming.is_end_stream(),
             Source::Api(body) => body.is_end_stream(),
@@ -216,7 +254,7 @@ impl Body for ReplyBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.source {
             Source::Whole(bytes) => {
                 let length = bytes.as_ref().map_or(0, Bytes::len);
                 SizeHint::with_exact(u64::try_from(length).unwrap_or(u64::MAX))

@@ -18,7 +18,7 @@
 //! It never starts, stops or wakes a sandbox.
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, atomic::AtomicU64},
 };
 
@@ -27,7 +27,6 @@ use http::{
     uri::PathAndQuery,
 };
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use sandhold_platform::{DialError, PublicTraffic, Route, RouteLookup, Routes};
 use sandhold_types::{Clock, Deadline, SandboxId};
 use tokio::time::Instant;
@@ -38,8 +37,9 @@ use crate::{
     answers::{Audience, Failure, answer},
     body::{ReplyBody, UploadBody},
     config::GatewayConfig,
+    connection::{Connection, Endpoint, Wire},
     headers::{self, Passage, Presented},
-    pool::{Connection, Full, Permit, Pool, Sender, Wire},
+    pool::{Full, Permit, Pool},
     signature::SignedFile,
     target::{self, AGENT_PORT, Target},
     upgrade::{self, Switch},
@@ -49,12 +49,32 @@ use crate::{
 const KEPT_ATTEMPTS_MAX: usize = 2;
 /// How often a route is looked up because the sandbox moved on under the request.
 const ROUTE_ATTEMPTS_MAX: usize = 2;
-/// The read and write buffer of a connection to a sandbox, in bytes.
-const GUEST_BUFFER_BYTES: usize = 256 * 1024;
 
 /// Who connected; put into a request's extensions by whoever accepted the connection.
-#[derive(Debug, Clone, Copy)]
-pub struct ClientAddress(pub SocketAddr);
+#[derive(Debug, Clone)]
+pub struct ClientAddress {
+    socket: SocketAddr,
+    /// The address as a header's value; rendered once for all requests of a connection.
+    text: HeaderValue,
+}
+
+impl ClientAddress {
+    /// The other end of a connection.
+    #[must_use]
+    pub fn new(socket: SocketAddr) -> Self {
+        let text = HeaderValue::try_from(socket.ip().to_canonical().to_string());
+        Self {
+            socket,
+            text: text.unwrap_or(HeaderValue::from_static("unknown")),
+        }
+    }
+
+    /// Address and port.
+    #[must_use]
+    pub fn socket(&self) -> SocketAddr {
+        self.socket
+    }
+}
 
 /// Forwards requests to ports of sandboxes. Cheap to clone; clones share everything.
 #[derive(Debug, Clone)]
@@ -265,17 +285,14 @@ impl Inner {
             .map_err(|upgrade::NotCarried| Failure::NotCarried(route.sandbox.id.clone()))?;
         let wire = wire_for(&request);
         let (mut head, incoming) = request.into_parts();
-        let original_host = target::original_host(&head)
-            .ok()
-            .flatten()
-            .map(ToOwned::to_owned);
-        let client = client_address(&head);
+        let original_host = original_host(&head);
+        let client = head.extensions.remove::<ClientAddress>();
         headers::to_sandbox(
             &mut head.headers,
             &Passage {
                 port,
-                client,
-                original_host: original_host.as_deref(),
+                client: client.map(|client| client.text),
+                original_host,
                 mask: route.sandbox.mask_request_host.as_deref(),
                 access_token: &route.sandbox.access_token,
                 trust: self.config.forwarded_trust,
@@ -316,7 +333,12 @@ impl Inner {
         mut request: Request<UploadBody>,
     ) -> Result<Answered, Failure> {
         for _ in 0..KEPT_ATTEMPTS_MAX {
-            let Some(mut connection) = permit.checkout(route.incarnation(), port, wire) else {
+            let endpoint = Endpoint {
+                incarnation: route.incarnation(),
+                port,
+                wire,
+            };
+            let Some(mut connection) = permit.checkout(endpoint) else {
                 break;
             };
             if !connection.is_usable().await {
@@ -359,7 +381,7 @@ impl Inner {
                 response,
                 connection,
             }),
-            Err(error) => Err(self.blame(route, connection.port(), &error.into_error())),
+            Err(error) => Err(self.blame(route, connection.endpoint().port, &error.into_error())),
         }
     }
 
@@ -387,15 +409,19 @@ impl Inner {
                 .map_err(|error| dial_failure(sandbox, error))?;
             // Small frames must not wait for each other; a socket without the option still works.
             let _ = stream.set_nodelay(true);
-            handshake(stream, wire).await.map_err(|error| {
+            let endpoint = Endpoint {
+                incarnation: route.incarnation(),
+                port,
+                wire,
+            };
+            Connection::open(stream, endpoint).await.map_err(|error| {
                 tracing::debug!(%error, "handshake with a server in a sandbox failed");
                 Failure::ConnectionClosed(sandbox.clone(), port)
             })
         };
-        let (sender, task) = tokio::time::timeout_at(until, attempt)
+        tokio::time::timeout_at(until, attempt)
             .await
-            .map_err(|_| Failure::NoAnswer(sandbox.clone(), port, waited))??;
-        Ok(Connection::new(sender, task, route.incarnation(), port))
+            .map_err(|_| Failure::NoAnswer(sandbox.clone(), port, waited))?
     }
 
     /// Why the sandbox did not answer: it ended, or the server in it gave up.
@@ -448,40 +474,6 @@ fn dial_failure(sandbox: &SandboxId, error: DialError) -> Failure {
     }
 }
 
-async fn handshake(
-    stream: tokio::net::TcpStream,
-    wire: Wire,
-) -> hyper::Result<(Sender, tokio::task::AbortHandle)> {
-    let io = TokioIo::new(stream);
-    match wire {
-        Wire::Http1 => {
-            let (sender, connection) = hyper::client::conn::http1::Builder::new()
-                .max_buf_size(GUEST_BUFFER_BYTES)
-                .handshake(io)
-                .await?;
-            let task = tokio::spawn(async move {
-                if let Err(error) = connection.with_upgrades().await {
-                    tracing::trace!(%error, "connection to a sandbox ended");
-                }
-            });
-            Ok((Sender::Http1(sender), task.abort_handle()))
-        }
-        Wire::Http2 => {
-            let (sender, connection) =
-                hyper::client::conn::http2::Builder::new(TokioExecutor::new())
-                    .timer(TokioTimer::new())
-                    .handshake(io)
-                    .await?;
-            let task = tokio::spawn(async move {
-                if let Err(error) = connection.await {
-                    tracing::trace!(%error, "connection to a sandbox ended");
-                }
-            });
-            Ok((Sender::Http2(sender), task.abort_handle()))
-        }
-    }
-}
-
 /// gRPC runs on HTTP/2 only; everything else is spoken to in HTTP/1.1, which every server knows.
 fn wire_for(request: &Request<Incoming>) -> Wire {
     let is_grpc = request
@@ -517,10 +509,13 @@ fn origin_form(uri: &Uri, wire: Wire, headers: &http::HeaderMap) -> Uri {
     Uri::from_parts(parts).unwrap_or_else(|_| Uri::from_static("/"))
 }
 
-fn client_address(head: &Parts) -> Option<IpAddr> {
-    head.extensions
-        .get::<ClientAddress>()
-        .map(|address| address.0.ip())
+/// The host as the client wrote it; the header's own value where that is it.
+fn original_host(head: &Parts) -> Option<HeaderValue> {
+    if head.uri.authority().is_none() {
+        return head.headers.get(http::header::HOST).cloned();
+    }
+    let text = target::original_host(head).ok().flatten()?;
+    HeaderValue::try_from(text).ok()
 }
 
 /// The same request again, if sending it twice cannot do harm and it has no body.

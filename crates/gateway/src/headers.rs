@@ -3,8 +3,6 @@
 //! Never forwarded into a guest: our API keys, traffic tokens, the agent's access token (except to
 //! the agent), anything of `X-Sandhold-*`, and what belongs to one connection only (RFC 9110 7.6.1).
 
-use std::net::IpAddr;
-
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method,
     header::{self, Entry},
@@ -63,9 +61,9 @@ const API_KEY_PREFIX: &str = "e2b_";
 pub(crate) struct Passage<'a> {
     pub(crate) port: u16,
     /// Who connected to us.
-    pub(crate) client: Option<IpAddr>,
+    pub(crate) client: Option<HeaderValue>,
     /// The host as the client wrote it.
-    pub(crate) original_host: Option<&'a str>,
+    pub(crate) original_host: Option<HeaderValue>,
     /// Replaces it, if the sandbox was made so.
     pub(crate) mask: Option<&'a str>,
     pub(crate) access_token: &'a Token,
@@ -182,12 +180,7 @@ fn remove_where(headers: &mut HeaderMap, name: &HeaderName, is: impl Fn(&HeaderV
 }
 
 fn set_forwarded(headers: &mut HeaderMap, passage: &Passage<'_>) {
-    let client = passage
-        .client
-        .and_then(|address| HeaderValue::try_from(address.to_string()).ok());
-    let host = passage
-        .original_host
-        .and_then(|host| HeaderValue::try_from(host).ok());
+    let (client, host) = (passage.client.clone(), passage.original_host.clone());
     let proto = HeaderValue::from_static("http");
     match passage.trust {
         ForwardedTrust::Replace => {
@@ -228,10 +221,12 @@ fn insert_missing(headers: &mut HeaderMap, name: HeaderName, value: Option<Heade
 /// The same `Host` for plain requests and upgrades (BC-109): what the client wrote, or the mask.
 fn set_host(headers: &mut HeaderMap, passage: &Passage<'_>) {
     let host = match passage.mask {
-        Some(mask) => mask.replace("${PORT}", &passage.port.to_string()),
-        None => passage.original_host.unwrap_or("localhost").to_owned(),
+        Some(mask) => {
+            HeaderValue::try_from(mask.replace("${PORT}", &passage.port.to_string())).ok()
+        }
+        None => passage.original_host.clone(),
     };
-    let host = HeaderValue::try_from(host).unwrap_or(HeaderValue::from_static("localhost"));
+    let host = host.unwrap_or(HeaderValue::from_static("localhost"));
     headers.insert(header::HOST, host);
 }
 
@@ -317,8 +312,8 @@ mod tests {
     fn passage(token: &Token, port: u16) -> Passage<'_> {
         Passage {
             port,
-            client: Some("192.0.2.7".parse().unwrap()),
-            original_host: Some("3000-x.example.com"),
+            client: Some(HeaderValue::from_static("192.0.2.7")),
+            original_host: Some(HeaderValue::from_static("3000-x.example.com")),
             mask: None,
             access_token: token,
             trust: ForwardedTrust::Replace,

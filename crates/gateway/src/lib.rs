@@ -18,7 +18,11 @@ mod activity;
 mod answers;
 mod body;
 mod config;
+mod connection;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
+mod gate;
 mod headers;
 mod metered;
 mod paths;

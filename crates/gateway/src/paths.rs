@@ -21,9 +21,16 @@ const DECODINGS_MAX: usize = 3;
 pub fn is_control(path: &str) -> bool {
     match decoded(path) {
         None => true,
-        Some(plain) => first_segment(&plain)
-            .is_some_and(|segment| CONTROL_SEGMENTS.contains(&segment.as_str())),
+        Some(plain) => {
+            let segments = segments(&plain);
+            is_control_segment(first_as_written(&segments))
+                || is_control_segment(first_resolved(&segments))
+        }
     }
+}
+
+fn is_control_segment(segment: Option<&str>) -> bool {
+    segment.is_some_and(|segment| CONTROL_SEGMENTS.contains(&segment))
 }
 
 /// The path with percent-encoding undone until nothing changes; `None` if it never settles.
@@ -44,21 +51,37 @@ fn decoded(path: &str) -> Option<String> {
     (!current.contains('%')).then_some(current)
 }
 
-/// The first segment once dots are resolved, lower-case, without parameters and blanks.
-fn first_segment(path: &str) -> Option<String> {
-    let mut segments: Vec<&str> = Vec::new();
-    for raw in path.split(['/', '\\']) {
+/// The segments, lower-case, without parameters and blanks.
+fn segments(path: &str) -> Vec<String> {
+    let clean = |raw: &str| {
         let segment = raw.split([';', '?', '#']).next().unwrap_or_default();
-        let segment = segment.trim_matches(|c: char| c.is_whitespace() || c.is_control());
-        match segment {
+        let blank = |c: char| c.is_whitespace() || c.is_control();
+        segment.trim_matches(blank).to_lowercase()
+    };
+    path.split(['/', '\\']).map(clean).collect()
+}
+
+/// What a server sees first that takes dots as they are.
+fn first_as_written(segments: &[String]) -> Option<&str> {
+    let named = segments
+        .iter()
+        .find(|s| !matches!(s.as_str(), "" | "." | ".."));
+    named.map(String::as_str)
+}
+
+/// What a server sees first that resolves dots.
+fn first_resolved(segments: &[String]) -> Option<&str> {
+    let mut resolved: Vec<&str> = Vec::new();
+    for segment in segments {
+        match segment.as_str() {
             "" | "." => {}
             ".." => {
-                segments.pop();
+                resolved.pop();
             }
-            other => segments.push(other),
+            other => resolved.push(other),
         }
     }
-    segments.first().map(|segment| segment.to_lowercase())
+    resolved.first().copied()
 }
 
 #[cfg(test)]
@@ -85,6 +108,7 @@ mod tests {
             "/health/..%2finit",
             "/health/%2e%2e/init",
             "/init/more",
+            "/init/..",
             "/tunnel",
             "/fsthaw",
             "/upgrade",

@@ -26,113 +26,16 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
 use sandhold_types::{Incarnation, SandboxId};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
-    task::AbortHandle,
     time::Instant,
 };
 
-use crate::{body::UploadBody, config::GatewayConfig};
-
-/// How long a connection from the pool may take to become ready. Its last answer has been read
-/// to the end, so this is a task switch.
-const READY_WAIT_MAX: Duration = Duration::from_millis(20);
-
-/// Which version of HTTP the server in the sandbox is spoken to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Wire {
-    /// HTTP/1.1, one request at a time.
-    Http1,
-    /// HTTP/2 with prior knowledge, for gRPC, which knows nothing else.
-    Http2,
-}
-
-/// An open connection to one port of one incarnation of a sandbox.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    sender: Sender,
-    /// The task that drives it.
-    task: AbortHandle,
-    incarnation: Incarnation,
-    port: u16,
-    wire: Wire,
-}
-
-#[derive(Debug)]
-pub(crate) enum Sender {
-    Http1(http1::SendRequest<UploadBody>),
-    Http2(http2::SendRequest<UploadBody>),
-}
-
-impl Connection {
-    pub(crate) fn new(
-        sender: Sender,
-        task: AbortHandle,
-        incarnation: Incarnation,
-        port: u16,
-    ) -> Self {
-        let wire = match &sender {
-            Sender::Http1(_) => Wire::Http1,
-            Sender::Http2(_) => Wire::Http2,
-        };
-        Self {
-            sender,
-            task,
-            incarnation,
-            port,
-            wire,
-        }
-    }
-
-    /// Sends a request; if nothing of it was sent, the error gives it back.
-    pub(crate) async fn send(
-        &mut self,
-        request: Request<UploadBody>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<UploadBody>>> {
-        match &mut self.sender {
-            Sender::Http1(sender) => sender.try_send_request(request).await,
-            Sender::Http2(sender) => sender.try_send_request(request).await,
-        }
-    }
-
-    /// Whether it can take a request; waits briefly for the end of the one before.
-    pub(crate) async fn is_usable(&mut self) -> bool {
-        if self.is_closed() {
-            return false;
-        }
-        match &mut self.sender {
-            Sender::Http1(sender) => {
-                sender.is_ready()
-                    || matches!(
-                        tokio::time::timeout(READY_WAIT_MAX, sender.ready()).await,
-                        Ok(Ok(()))
-                    )
-            }
-            Sender::Http2(sender) => sender.is_ready(),
-        }
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
-    fn is_closed(&self) -> bool {
-        match &self.sender {
-            Sender::Http1(sender) => sender.is_closed(),
-            Sender::Http2(sender) => sender.is_closed(),
-        }
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
+use crate::{
+    config::GatewayConfig,
+    connection::{Connection, Endpoint, Wire},
+};
 
 #[derive(Debug)]
 struct IdleConnection {
@@ -308,7 +211,7 @@ impl Slot {
 }
 
 impl IdleSet {
-    fn remove_where(&mut self, is: impl Fn(&IdleConnection) -> bool) -> Vec<IdleConnection> {
+    fn remove_where(&mut self, is: impl Fn(&mut IdleConnection) -> bool) -> Vec<IdleConnection> {
         let mut removed = Vec::new();
         for connections in self.by_port.values_mut() {
             removed.extend(connections.extract_if(.., |kept| is(kept)));
@@ -321,23 +224,21 @@ impl IdleSet {
 }
 
 impl Permit {
-    /// An idle connection to `port` of exactly `incarnation`, the one used last.
-    pub(crate) fn checkout(
-        &self,
-        incarnation: Incarnation,
-        port: u16,
-        wire: Wire,
-    ) -> Option<Connection> {
+    /// An idle connection to exactly this endpoint, the one used last.
+    pub(crate) fn checkout(&self, endpoint: Endpoint) -> Option<Connection> {
         // Closed after the lock is given up.
         let _stale;
         let (found, removed) = {
             let mut idle = locked(&self.slot.idle);
             let before = idle.count;
-            if idle.incarnation != Some(incarnation) {
+            if idle.incarnation != Some(endpoint.incarnation) {
                 _stale = idle.remove_where(|_| true);
-                idle.incarnation = Some(incarnation);
+                idle.incarnation = Some(endpoint.incarnation);
             }
-            let found = idle.by_port.get_mut(&(port, wire)).and_then(Vec::pop);
+            let found = idle
+                .by_port
+                .get_mut(&(endpoint.port, endpoint.wire))
+                .and_then(Vec::pop);
             idle.count -= usize::from(found.is_some());
             (found, before - idle.count)
         };
@@ -377,24 +278,26 @@ impl Drop for Permit {
 }
 
 impl Lease {
+    pub(crate) fn connection(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
     pub(crate) fn port(&self) -> u16 {
-        self.connection.port
+        self.connection.endpoint().port
     }
 
     /// The exchange is over and the connection can serve another one.
     pub(crate) fn give_back(self) {
         let Self { connection, permit } = self;
-        if connection.is_closed() {
-            return;
-        }
+        let endpoint = connection.endpoint();
         let mut idle = locked(&permit.slot.idle);
         let has_room = idle.count < permit.limits.idle_per_sandbox
             && permit.totals.idle.load(Ordering::Relaxed) < permit.limits.idle;
         // A request of a later life may have come in between.
-        if has_room && idle.incarnation == Some(connection.incarnation) {
+        if has_room && idle.incarnation == Some(endpoint.incarnation) {
             permit.totals.idle.fetch_add(1, Ordering::Relaxed);
             idle.count += 1;
-            let key = (connection.port, connection.wire);
+            let key = (endpoint.port, endpoint.wire);
             idle.by_port.entry(key).or_default().push(IdleConnection {
                 connection,
                 since: Instant::now(),

@@ -16,11 +16,10 @@
 use std::{
     convert::Infallible,
     future::Future,
-    net::SocketAddr,
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -41,7 +40,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service;
 
 use crate::{
-    body::ReplyBody,
+    body::{BodyError, ReplyBody},
     config::GatewayConfig,
     forward::{ClientAddress, Gateway},
     metered::{Meter, Metered},
@@ -51,6 +50,8 @@ use crate::{
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often kept connections are looked over.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a connection that is being ended may take to say so.
+const GOODBYE: Duration = Duration::from_secs(2);
 /// The read and write buffer of an HTTP/1 client connection, in bytes.
 const CLIENT_BUFFER_BYTES: usize = 256 * 1024;
 /// What one HTTP/2 stream may have on its way to us, in bytes; a connection four times that.
@@ -123,16 +124,16 @@ impl Server {
                 return;
             }
         };
-        let connection = ClientConnection {
+        let connection = Arc::new(ClientConnection {
             api: self.api.clone(),
             gateway: self.gateway.clone(),
-            address,
-            stopping: self.stopping.clone(),
-        };
-        let cutting = self.cutting.clone();
+            address: ClientAddress::new(address),
+            pulse: Arc::new(Pulse::new()),
+        });
+        let (stopping, cutting) = (self.stopping.clone(), self.cutting.clone());
         self.connections.spawn(async move {
             tokio::select! {
-                () = connection.run(stream) => {}
+                () = connection.run(stream, stopping) => {}
                 () = cutting.cancelled() => {}
             }
             drop(place);
@@ -154,65 +155,67 @@ impl Server {
     }
 }
 
-#[derive(Clone)]
 struct ClientConnection {
     api: axum::Router,
     gateway: Gateway,
-    address: SocketAddr,
-    stopping: CancellationToken,
+    address: ClientAddress,
+    pulse: Arc<Pulse>,
 }
 
 impl ClientConnection {
-    async fn run(self, stream: TcpStream) {
-        let config = self.gateway.config().clone();
+    async fn run(self: Arc<Self>, stream: TcpStream, stopping: CancellationToken) {
+        let config = self.gateway.config();
+        // Small frames must not wait for each other; without the option it still works.
         let _ = stream.set_nodelay(true);
-        let pulse = Arc::new(Pulse::new());
-        let io = TokioIo::new(Metered::new(stream, Arc::clone(&pulse)));
-        let stopping = self.stopping.clone();
-        let service = {
-            let pulse = Arc::clone(&pulse);
-            service_fn(move |request| {
-                pulse.has_request.store(true, Ordering::Relaxed);
-                self.clone().dispatch(request)
-            })
-        };
-        let builder = http_builder(&config);
+        let io = TokioIo::new(Metered::new(stream, Arc::clone(&self.pulse)));
+        let connection = Arc::clone(&self);
+        let service = service_fn(move |request| {
+            let under_way = UnderWay::begin(&connection.pulse);
+            Arc::clone(&connection).dispatch(request, under_way)
+        });
+        let builder = http_builder(config);
         let connection = builder.serve_connection_with_upgrades(io, service);
         let mut connection = pin!(connection);
-        let mut stop = pin!(stopping.cancelled());
-        let mut is_stopping = false;
-        loop {
-            tokio::select! {
-                ended = connection.as_mut() => {
-                    if let Err(error) = ended {
-                        tracing::trace!(%error, "client connection ended");
-                    }
-                    return;
-                }
-                () = pulse.missed(&config) => return,
-                () = &mut stop, if !is_stopping => {
-                    is_stopping = true;
-                    connection.as_mut().graceful_shutdown();
-                }
-            }
+        let goodbye = tokio::select! {
+            biased;
+            ended = connection.as_mut() => return note_end(ended),
+            () = self.pulse.missed(config) => GOODBYE,
+            // The server's own drain time bounds it.
+            () = stopping.cancelled() => Duration::MAX,
+        };
+        connection.as_mut().graceful_shutdown();
+        tokio::select! {
+            ended = connection.as_mut() => note_end(ended),
+            () = tokio::time::sleep(goodbye) => {}
+            () = self.pulse.missed(config), if goodbye > GOODBYE => {}
         }
     }
 
     async fn dispatch(
-        mut self,
+        self: Arc<Self>,
         request: Request<Incoming>,
+        under_way: UnderWay,
     ) -> Result<Response<ReplyBody>, Infallible> {
         let (mut head, body) = request.into_parts();
-        let target = self.gateway.claims(&head);
-        if let Some(target) = target {
-            head.extensions.insert(ClientAddress(self.address));
-            let request = Request::from_parts(head, body);
-            return Ok(self.gateway.handle(target, request).await);
-        }
-        head.extensions.insert(ConnectInfo(self.address));
-        let request = Request::from_parts(head, axum::body::Body::new(body));
-        let response = self.api.call(request).await?;
-        Ok(response.map(ReplyBody::api))
+        let response = match self.gateway.claims(&head) {
+            Some(target) => {
+                head.extensions.insert(self.address.clone());
+                let request = Request::from_parts(head, body);
+                self.gateway.handle(target, request).await
+            }
+            None => {
+                head.extensions.insert(ConnectInfo(self.address.socket()));
+                let request = Request::from_parts(head, axum::body::Body::new(body));
+                self.api.clone().call(request).await?.map(ReplyBody::api)
+            }
+        };
+        Ok(response.map(|body| body.until_dropped(under_way)))
+    }
+}
+
+fn note_end(ended: Result<(), BodyError>) {
+    if let Err(error) = ended {
+        tracing::trace!(%error, "client connection ended");
     }
 }
 
@@ -221,7 +224,8 @@ fn http_builder(config: &GatewayConfig) -> auto::Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(config.header_read_timeout)
+        // The pulse watches this, with one timer for a connection instead of one for a request.
+        .header_read_timeout(None)
         .max_buf_size(CLIENT_BUFFER_BYTES);
     builder
         .http2()
@@ -238,23 +242,46 @@ fn http_builder(config: &GatewayConfig) -> auto::Builder<TokioExecutor> {
 
 /// Signs of life of a client connection.
 #[derive(Debug)]
-struct Pulse {
+pub(crate) struct Pulse {
     started: Instant,
-    has_request: AtomicBool,
-    /// Milliseconds after `started`.
+    under_way: AtomicUsize,
+    /// When the last request ended, in milliseconds after `started`.
+    rests_since_ms: AtomicU64,
+    /// When the last byte moved, in milliseconds after `started`.
     last_ms: AtomicU64,
+}
+
+/// A request whose answer has not been sent to its end.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Pulse>);
+
+impl UnderWay {
+    fn begin(pulse: &Arc<Pulse>) -> Self {
+        pulse.under_way.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(pulse))
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0
+            .rests_since_ms
+            .store(self.0.now_ms(), Ordering::Relaxed);
+        self.0.under_way.fetch_sub(1, Ordering::Release);
+    }
 }
 
 impl Pulse {
     fn new() -> Self {
         Self {
             started: Instant::now(),
-            has_request: AtomicBool::new(false),
+            under_way: AtomicUsize::new(0),
+            rests_since_ms: AtomicU64::new(0),
             last_ms: AtomicU64::new(0),
         }
     }
 
-    /// Returns when there was no first request in time, or no byte for the idle timeout.
+    /// Returns when no request came in time, or no byte for the idle timeout.
     async fn missed(&self, config: &GatewayConfig) {
         loop {
             let due = self.due(config);
@@ -265,21 +292,24 @@ impl Pulse {
         }
     }
 
-    /// When the connection is to be cut, if nothing happens until then.
+    /// When the connection is to be ended, if nothing happens until then.
     fn due(&self, config: &GatewayConfig) -> Instant {
-        let last = Duration::from_millis(self.last_ms.load(Ordering::Relaxed));
-        let idle = self.started + last + config.idle_timeout;
-        if self.has_request.load(Ordering::Relaxed) {
-            idle
-        } else {
-            idle.min(self.started + config.header_read_timeout)
+        let after =
+            |ms: &AtomicU64| self.started + Duration::from_millis(ms.load(Ordering::Relaxed));
+        let idle = after(&self.last_ms) + config.idle_timeout;
+        if self.under_way.load(Ordering::Acquire) > 0 {
+            return idle;
         }
+        idle.min(after(&self.rests_since_ms) + config.header_read_timeout)
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 }
 
 impl Meter for Pulse {
     fn moved(&self) {
-        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(now, Ordering::Relaxed);
+        self.last_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 }

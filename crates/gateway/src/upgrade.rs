@@ -128,7 +128,7 @@ impl Switch {
 pub(crate) fn switch(
     switch: Switch,
     mut response: Response<Incoming>,
-    lease: Lease,
+    mut lease: Lease,
     usage: Arc<Usage>,
 ) -> (Response<ReplyBody>, Tunnel) {
     let server = hyper::upgrade::on(&mut response);
@@ -149,6 +149,7 @@ pub(crate) fn switch(
         }
     }
     head.version = http::Version::default();
+    lease.connection().detach();
     let tunnel = Tunnel {
         client: switch.client,
         server,
