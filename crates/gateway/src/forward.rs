@@ -248,6 +248,7 @@ impl Inner {
             response,
             connection,
         } = tokio::select! {
+            biased;
             answered = exchange => answered?,
             () = usage.idle() => return Err(Failure::NoAnswer(
                 usage.sandbox().clone(), port, self.config.idle_timeout,

@@ -14,9 +14,11 @@
 //! which the end of polling sees, or finds Resting and wakes the task.
 
 use std::{
+    future::Future,
+    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
 };
@@ -99,6 +101,58 @@ impl Gate {
     }
 }
 
+#[derive(Debug)]
+struct Flag {
+    is_woken: AtomicBool,
+    task: AtomicWaker,
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.is_woken.store(true, Ordering::Release);
+        self.task.wake();
+    }
+}
+
+/// A future that is polled only when it was woken itself, beside one that is woken all the time.
+#[derive(Debug)]
+pub(crate) struct Rarely<F> {
+    future: Pin<Box<F>>,
+    flag: Arc<Flag>,
+    waker: Waker,
+}
+
+impl<F: Future> Rarely<F> {
+    pub(crate) fn new(future: F) -> Self {
+        let flag = Arc::new(Flag {
+            is_woken: AtomicBool::new(true),
+            task: AtomicWaker::new(),
+        });
+        Self {
+            future: Box::pin(future),
+            waker: Waker::from(Arc::clone(&flag)),
+            flag,
+        }
+    }
+}
+
+impl<F: Future> Future for Rarely<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        self.flag.task.register(cx.waker());
+        if !self.flag.is_woken.swap(false, Ordering::AcqRel) {
+            return Poll::Pending;
+        }
+        let Self { future, waker, .. } = &mut *self;
+        future.as_mut().poll(&mut Context::from_waker(waker))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,6 +188,33 @@ mod tests {
         assert_eq!((rounds, count.0.load(Ordering::SeqCst)), (3, 0));
         kept.unwrap().wake();
         assert_eq!(count.0.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_rare_future_is_polled_when_it_was_woken_and_not_otherwise() {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let polls = AtomicUsize::new(0);
+        let mut receiver = std::pin::pin!(receiver);
+        let rare = Rarely::new(std::future::poll_fn(|cx| {
+            polls.fetch_add(1, Ordering::SeqCst);
+            receiver.as_mut().poll(cx)
+        }));
+        let mut sender = Some(sender);
+        let mut rounds = 0;
+        let busy = std::future::poll_fn(|cx| {
+            rounds += 1;
+            if rounds == 50 {
+                let _ = sender.take().map(|sender| sender.send(7));
+            }
+            cx.waker().wake_by_ref();
+            Poll::<()>::Pending
+        });
+        tokio::select! {
+            biased;
+            () = busy => {}
+            value = rare => assert_eq!(value, Ok(7)),
+        }
+        assert_eq!(polls.load(Ordering::SeqCst), 2);
     }
 
     #[test]

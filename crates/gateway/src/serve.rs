@@ -43,6 +43,7 @@ use crate::{
     body::{BodyError, ReplyBody},
     config::GatewayConfig,
     forward::{ClientAddress, Gateway},
+    gate::Rarely,
     metered::{Meter, Metered},
 };
 
@@ -133,8 +134,9 @@ impl Server {
         let (stopping, cutting) = (self.stopping.clone(), self.cutting.clone());
         self.connections.spawn(async move {
             tokio::select! {
+                biased;
                 () = connection.run(stream, stopping) => {}
-                () = cutting.cancelled() => {}
+                () = Rarely::new(cutting.cancelled()) => {}
             }
             drop(place);
         });
@@ -176,12 +178,17 @@ impl ClientConnection {
         let builder = http_builder(config);
         let connection = builder.serve_connection_with_upgrades(io, service);
         let mut connection = pin!(connection);
+        let told = Rarely::new(async {
+            tokio::select! {
+                () = self.pulse.missed(config) => GOODBYE,
+                // The server's own drain time bounds it.
+                () = stopping.cancelled() => Duration::MAX,
+            }
+        });
         let goodbye = tokio::select! {
             biased;
             ended = connection.as_mut() => return note_end(ended),
-            () = self.pulse.missed(config) => GOODBYE,
-            // The server's own drain time bounds it.
-            () = stopping.cancelled() => Duration::MAX,
+            goodbye = told => goodbye,
         };
         connection.as_mut().graceful_shutdown();
         tokio::select! {
