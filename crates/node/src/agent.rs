@@ -191,13 +191,11 @@ impl HttpAgent {
             };
             // The connection is driven beside the exchange and ends with it.
             tokio::pin!(answer, connection);
-            loop {
-                tokio::select! {
-                    answer = &mut answer => return answer,
-                    ended = &mut connection => {
-                        ended.map_err(AgentError::Exchange)?;
-                        return answer.await;
-                    }
+            tokio::select! {
+                answer = &mut answer => answer,
+                ended = &mut connection => {
+                    ended.map_err(AgentError::Exchange)?;
+                    answer.await
                 }
             }
         };

@@ -1,6 +1,13 @@
 //! The node's promises over a scripted engine: whatever the engine does, there is one outcome,
 //! nothing is stuck and nothing is left.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that meets the unexpected is to fail"
+)]
+
 mod support;
 
 use std::{sync::atomic::Ordering, time::Duration};

@@ -233,7 +233,7 @@ fn disk(data_dir: &Path) -> Finding {
     let existing = data_dir
         .ancestors()
         .find(|path| path.exists())
-        .unwrap_or(Path::new("/"));
+        .unwrap_or_else(|| Path::new("/"));
     let free = rustix::fs::statvfs(existing).map_or(0, |s| s.f_bavail.saturating_mul(s.f_frsize));
     let found = format!(
         "{} MiB free at {}",

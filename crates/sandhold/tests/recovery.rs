@@ -1,5 +1,12 @@
 //! R-L3: the server is killed at every step, and what it finds afterwards is put in order.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that meets the unexpected is to fail"
+)]
+
 mod support;
 
 use std::{
