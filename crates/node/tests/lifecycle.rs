@@ -302,7 +302,7 @@ async fn a_restarted_node_finds_its_sandboxes_and_their_ends() {
     );
     let node = machine.start().await;
     let ids: Vec<_> = node.list().iter().map(|view| view.id.clone()).collect();
-    assert_eq!(ids, [kept.id.clone()]);
+    assert_eq!(ids, std::slice::from_ref(&kept.id));
     assert_eq!(node.get(&kept.id).unwrap().access_token, kept.access_token);
     let reason = |id| node.get(id).unwrap().ended.clone().unwrap().reason;
     assert_eq!(reason(&lost.id), EndReason::OutOfMemory);
