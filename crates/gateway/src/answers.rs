@@ -85,7 +85,7 @@ impl Failure {
             Self::Refused(Refusal::ControlPath) => ErrorCode::RouteNotFound,
             Self::Refused(_) => ErrorCode::InvalidRequest,
             Self::Ended(..) => ErrorCode::SandboxEnded,
-            Self::NotLive(_, state) if state.is_transient() => ErrorCode::Conflict,
+            Self::NotLive(_, state) if comes_back(*state) => ErrorCode::Conflict,
             Self::NotLive(..) => ErrorCode::SandboxNotRunning,
             Self::PortClosed(..) => ErrorCode::PortClosed,
             Self::ConnectionClosed(..) | Self::NotHttp(..) => ErrorCode::PortConnectionClosed,
@@ -138,7 +138,7 @@ impl Failure {
             Self::Ended(_, reason) => {
                 format!("{NOT_FOUND}: it has ended because {}", told(reason))
             }
-            Self::NotLive(_, state) if state.is_transient() => {
+            Self::NotLive(_, state) if comes_back(*state) => {
                 format!("The sandbox is {state}; try again shortly")
             }
             Self::NotLive(_, state) => format!("{NOT_FOUND}: it is {state}"),
@@ -268,6 +268,12 @@ fn escaped(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
+/// Whether it is worth trying again. One that is being removed is as good as gone already: no
+/// state leads back from there, and clients take anything but "not found" for a fault.
+fn comes_back(state: SandboxState) -> bool {
+    state.is_transient() && state != SandboxState::Killing
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,6 +292,7 @@ mod tests {
             Failure::Ended(id(), EndReason::Killed { by }),
             Failure::NotLive(id(), SandboxState::Paused),
             Failure::NotLive(id(), SandboxState::Pausing),
+            Failure::NotLive(id(), SandboxState::Killing),
             Failure::PortClosed(id(), 80),
             Failure::ConnectionClosed(id(), 80),
             Failure::NoAnswer(id(), 80, Duration::from_secs(3)),

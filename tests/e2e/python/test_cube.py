@@ -4,6 +4,7 @@ import pytest
 from conftest import eventually
 from cubesandbox import Sandbox
 import cubesandbox
+from cubesandbox import _exceptions as errors
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def test_commands(cube):
 
 
 def test_files(cube):
+    cube.files.make_dir("/tmp/c")
     cube.files.write("/tmp/c/a.txt", "grüße")
     assert cube.files.read("/tmp/c/a.txt") == "grüße"
     assert [e["name"] for e in cube.files.list("/tmp/c")] == ["a.txt"]
@@ -84,15 +86,15 @@ def test_connect_and_kill(cube):
     again = Sandbox.connect(cube.sandbox_id)
     assert again.run_code("1 + 1").text == "2"
     cube.kill()
-    with pytest.raises(cubesandbox.SandboxNotFoundError):
+    with pytest.raises(errors.SandboxNotFoundError):
         Sandbox.connect(cube.sandbox_id)
-    with pytest.raises(cubesandbox.SandboxNotFoundError):
+    with pytest.raises(errors.SandboxNotFoundError):
         cube.get_info()
 
 
 def test_errors():
-    with pytest.raises(cubesandbox.TemplateNotFoundError):
+    with pytest.raises(errors.TemplateNotFoundError):
         Sandbox.create("no-such-template")
     config = cubesandbox.Config(api_key="wrong")
-    with pytest.raises(cubesandbox.AuthenticationError):
+    with pytest.raises(errors.AuthenticationError):
         Sandbox.list(config=config)

@@ -26,7 +26,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.upgrade()
         if self.path == "/events":
             return self.events()
-        self.answer({"path": self.path, "headers": dict(self.headers.items())})
+        self.answer({"path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()}})
     def do_POST(self):
         length = self.headers.get("Content-Length")
         size = 0
@@ -60,7 +60,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Upgrade", "websocket"); self.send_header("Connection", "Upgrade")
         accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
         self.send_header("Sec-WebSocket-Accept", accept); self.end_headers()
-        body = json.dumps(dict(self.headers.items())).encode()
+        body = json.dumps({k.lower(): v for k, v in self.headers.items()}).encode()
         self.wfile.write(bytes([0x81, 126]) + len(body).to_bytes(2, "big") + body); self.wfile.flush()
         while True:
             head = self.rfile.read(2)
@@ -149,19 +149,19 @@ async def test_bc_109_a_websocket_sees_the_same_host_as_a_request(echo):
     plain = get(echo, "/").json()["headers"]
     async with websocket(echo) as socket:
         upgraded = json.loads(await asyncio.wait_for(socket.recv(), 15))
-    assert upgraded["Host"] == plain["Host"]
+    assert upgraded["host"] == plain["host"]
 
 
 def test_bc_109_a_masked_host_is_masked_for_both(new):
     sandbox = new(network={"mask_request_host": "inner.example:${PORT}"})
     serve(sandbox)
-    assert get(sandbox, "/").json()["headers"]["Host"] == f"inner.example:{PORT}"
+    assert get(sandbox, "/").json()["headers"]["host"] == f"inner.example:{PORT}"
 
     async def upgraded():
         async with websocket(sandbox) as socket:
             return json.loads(await asyncio.wait_for(socket.recv(), 15))
 
-    assert asyncio.run(upgraded())["Host"] == f"inner.example:{PORT}"
+    assert asyncio.run(upgraded())["host"] == f"inner.example:{PORT}"
 
 
 def test_bc_111_events_arrive_one_by_one(echo):

@@ -64,9 +64,14 @@ def test_connect_again(terminal):
 
 
 def test_bc_022_unfinished_syntax_in_a_terminal(terminal):
-    for start in ("cat <<E\n", 'echo "abc\n', "( echo a\n"):
-        terminal.type(start)
+    terminal.shows("$ ")
+    for start in ("cat <<E", 'echo "abc', "( echo a"):
+        terminal.output.clear()
+        terminal.type(f"{start}\n")
+        terminal.shows("> ")
+        terminal.output.clear()
         terminal.type("\x03")
+        terminal.shows("$ ")
         mark = f"back-{time.monotonic_ns()}"
         terminal.type(f"echo {mark[:5]}''{mark[5:]}\n")
         terminal.shows(mark)
@@ -91,6 +96,8 @@ def test_bc_027_size_follows(terminal):
         terminal.sandbox.pty.resize(terminal.pid, PtySize(cols=0, rows=0))
     except Exception as refused:
         assert "size" in str(refused) or "0" in str(refused)
+    terminal.output.clear()
     terminal.type("\x03")
+    terminal.shows("$ ")
     terminal.type("echo still''-alive\n")
     terminal.shows("still-alive")

@@ -228,7 +228,7 @@ fn attach_terminal(
         rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )?;
-    resize(&master, size)?;
+    rustix::termios::tcsetwinsize(&master, size.winsize())?;
     // So that programs can open the terminal by its name, as `screen` does. Not every kernel
     // lets go of it, and most programs do not need it.
     let owner = rustix::fs::Uid::from_raw(plan.account.uid);
@@ -253,13 +253,37 @@ fn attach_terminal(
     Ok(master)
 }
 
-/// Sets the size of a terminal; its foreground processes get SIGWINCH.
+/// Sets the size of the terminal of the session that process `leader` leads, and tells its
+/// processes by SIGWINCH.
+///
+/// A kernel tells the foreground processes by itself; gVisor's does not (BC-027), nor does it say
+/// which ones these are. So all of the session are told: whoever does not wait for the signal
+/// ignores it, and hearing it twice does no harm.
 ///
 /// # Errors
 /// It is no terminal.
-pub fn resize(master: &OwnedFd, size: TerminalSize) -> io::Result<()> {
+pub fn resize(master: &OwnedFd, leader: u32, size: TerminalSize) -> io::Result<()> {
     rustix::termios::tcsetwinsize(master, size.winsize())?;
+    let processes = std::fs::read_dir("/proc")?.filter_map(|entry| {
+        let pid: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        (session_of(&stat)? == leader).then(|| rustix::process::Pid::from_raw(pid))?
+    });
+    for process in processes.take(SESSION_PROCESSES_MAX) {
+        // One that has just ended needs to be told nothing.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::WINCH);
+    }
     Ok(())
+}
+
+/// How many processes of a session are told that its terminal has another size.
+const SESSION_PROCESSES_MAX: usize = 1024;
+
+/// The session in `/proc/<pid>/stat`. The name before it may hold spaces and brackets.
+fn session_of(stat: &str) -> Option<u32> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    // State, parent, group, session.
+    fields.split_whitespace().nth(3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -273,6 +297,15 @@ mod tests {
         assert_eq!(TerminalSize::new(80, 0), None);
         assert!(TerminalSize::new(1, 1).is_some());
         assert_eq!(TerminalSize::new(1 << 20, 2).unwrap().columns, u16::MAX);
+    }
+
+    #[test]
+    fn a_session_is_found_behind_any_name() {
+        assert_eq!(session_of("7 (sh) S 1 7 6 0 0"), Some(6));
+        assert_eq!(session_of("7 (a) b (c) S 1 7 6 0 0"), Some(6));
+        for broken in ["", "7 (sh)", "7 (sh) S 1 7", "7 (sh) S 1 7 x"] {
+            assert_eq!(session_of(broken), None, "{broken}");
+        }
     }
 
     #[test]

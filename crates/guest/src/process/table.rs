@@ -146,7 +146,7 @@ impl Process {
             .terminal
             .as_ref()
             .ok_or(InputError::WrongKind("has no terminal"))?;
-        resize(terminal.fd(), size).map_err(InputError::Write)
+        resize(terminal.fd(), self.pid, size).map_err(InputError::Write)
     }
 
     /// Signals the process and everything in its group. Says whether it was still there.
