@@ -48,7 +48,8 @@ impl Cold {
     /// With the catalogue that `SANDHOLD_TEMPLATES` names.
     pub(crate) fn new() -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
-        let runsc = std::env::var_os("SANDHOLD_RUNSC").map_or("/usr/bin/runsc".into(), Into::into);
+        let runsc =
+            std::env::var_os("SANDHOLD_RUNSC").map_or_else(|| "/usr/bin/runsc".into(), Into::into);
         let config = GvisorConfig {
             runsc,
             node_tag: TAG.to_owned(),
