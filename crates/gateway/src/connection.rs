@@ -107,6 +107,8 @@ impl Connection {
             Wire::Http1 => {
                 let (sender, connection) = http1::Builder::new()
                     .max_buf_size(BUFFER_BYTES)
+                    // Simple servers compare names letter by letter, and know them like this.
+                    .title_case_headers(true)
                     .handshake(io)
                     .await?;
                 let driver = Driver::Inline(Box::pin(connection.with_upgrades()));

@@ -73,6 +73,26 @@ async fn bodies_and_headers_pass_and_credentials_do_not() {
 }
 
 #[tokio::test]
+async fn simple_servers_find_headers_by_their_usual_spelling() {
+    let world = World::new().await;
+    let (told, mut seen) = tokio::sync::mpsc::channel(1);
+    let address = raw_server(move |mut stream| {
+        let told = told.clone();
+        async move {
+            told.send(read_head(&mut stream).await).await.unwrap();
+            write(&mut stream, b"HTTP/1.1 204 No Content\r\n\r\n").await;
+        }
+    })
+    .await;
+    world.routes.open_port(3000, address);
+    world.client().await.get(3000, "/").await;
+    let head = seen.recv().await.unwrap();
+    for name in ["\r\nHost: ", "\r\nX-Forwarded-For: "] {
+        assert!(head.contains(name), "{head}");
+    }
+}
+
+#[tokio::test]
 async fn one_connection_serves_many_requests() {
     let world = World::new().await;
     let served = world.serve(3000, echo).await;
