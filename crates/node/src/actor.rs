@@ -225,7 +225,7 @@ impl SandboxActor {
             Event::Command(Command::Sweep) => self.sweep().await,
             Event::Ended(cause) => {
                 let deadline = self.deadline(REMOVAL_BUDGET);
-                let ended = self.end(end_reason(cause), Actor::Operator, deadline).await;
+                let ended = self.end(end_reason(cause), Actor::Sandbox, deadline).await;
                 ended.unwrap_or(Next::Continue)
             }
         }

@@ -127,6 +127,18 @@ pub enum NodeError {
     /// The sandbox directories cannot be read.
     #[error("could not read the sandboxes in the data directory")]
     ReadSandboxes(#[source] std::io::Error),
+    /// A sandbox's record is there and cannot be read. It may belong to a sandbox that somebody
+    /// counts on, so nothing is guessed.
+    #[error(
+        "the record {path} cannot be read; repair it, or remove its directory to give the sandbox up"
+    )]
+    BadRecord {
+        /// The record.
+        path: std::path::PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
     /// Something half-made could not be swept up.
     #[error("could not sweep up what is left of sandbox {sandbox}")]
     Sweep {

@@ -13,7 +13,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     sync::Arc,
     time::Duration,
 };
@@ -131,24 +131,26 @@ impl Found {
         let read = tokio::task::spawn_blocking(move || {
             let mut records = BTreeMap::new();
             let mut directories = Vec::new();
-            for entry in fs::read_dir(layout.sandboxes())? {
-                let name = entry?.file_name();
+            for entry in fs::read_dir(layout.sandboxes()).map_err(NodeError::ReadSandboxes)? {
+                let name = entry.map_err(NodeError::ReadSandboxes)?.file_name();
                 let Some(Ok(id)) = name.to_str().map(str::parse::<SandboxId>) else {
                     continue;
                 };
                 match Record::read(&layout.record(&id), &id) {
                     Ok(record) => drop(records.insert(id.clone(), record)),
-                    Err(error) => tracing::warn!(sandbox = %id, %error, "no usable record"),
+                    // Never acknowledged to anybody, or a blank.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    Err(source) => {
+                        let path = layout.record(&id);
+                        return Err(NodeError::BadRecord { path, source });
+                    }
                 }
                 directories.push(id);
             }
             Ok((directories, records))
         });
-        let read = read
-            .await
-            .map_err(std::io::Error::other)
-            .and_then(|result| result);
-        let (directories, records) = read.map_err(NodeError::ReadSandboxes)?;
+        let joined = read.await.map_err(io::Error::other);
+        let (directories, records) = joined.map_err(NodeError::ReadSandboxes)??;
         all.extend(directories);
         Ok(Self {
             all,

@@ -376,3 +376,26 @@ async fn blanks_are_made_after_a_create_used_by_the_next_and_gone_after_the_stop
     node.stop().await;
     assert!(machine.is_clean().await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_read_stops_the_start_and_deletes_nothing() {
+    // R-L3: what was acknowledged is never lost, whatever happened to the note of it.
+    let machine = Machine::new();
+    let node = machine.start().await;
+    let kept = create(&node).await.unwrap();
+    stop(node).await;
+    let record = machine
+        .directory
+        .path()
+        .join(format!("sandboxes/{}/record.json", kept.id));
+    let written = std::fs::read(&record).unwrap();
+    for garbage in [&b""[..], b"{", b"\xff\xfe", br#"{"version":99}"#] {
+        std::fs::write(&record, garbage).unwrap();
+        let refused = machine.try_start().await.unwrap_err();
+        assert!(refused.to_string().contains("record.json"), "{refused}");
+        assert_eq!(machine.engine.running().len(), 1, "it runs on");
+    }
+    std::fs::write(&record, written).unwrap();
+    let node = machine.start().await;
+    assert_eq!(node.get(&kept.id).unwrap().state, SandboxState::Running);
+}

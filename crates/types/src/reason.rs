@@ -23,6 +23,8 @@ pub enum Actor {
     Recovery,
     /// The governor's reclaimer.
     Reclaimer,
+    /// The sandbox itself: what runs in it, or a fault of the engine that carries it.
+    Sandbox,
     /// The operator, by shutting down or by the command line.
     Operator,
 }
@@ -35,6 +37,7 @@ impl fmt::Display for Actor {
             Self::Sweeper => f.write_str("the lifetime sweeper"),
             Self::Recovery => f.write_str("recovery after a restart"),
             Self::Reclaimer => f.write_str("the reclaimer"),
+            Self::Sandbox => f.write_str("the sandbox itself"),
             Self::Operator => f.write_str("the operator"),
         }
     }

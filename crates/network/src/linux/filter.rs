@@ -12,6 +12,11 @@ const NFT_MAX: Duration = Duration::from_secs(10);
 /// How much of what it says goes into an error.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
+/// Whether `nft` is there and can read the packet filter, so that this is told at the start.
+pub(super) async fn check() -> Result<(), StepError> {
+    apply(&serde_json::json!({"nftables": []})).await
+}
+
 /// Applies commands in one transaction, in the calling thread's namespace.
 pub(super) async fn apply(rules: &Value) -> Result<(), StepError> {
     let step = "apply packet filter rules";

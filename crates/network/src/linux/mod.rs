@@ -107,6 +107,9 @@ impl LinuxNetwork {
         let unsupported = |what: &str, e: &dyn std::fmt::Display| NetworkError::Unsupported {
             what: format!("{what} ({e}); run as root, with the package 'nftables' installed"),
         };
+        filter::check()
+            .await
+            .map_err(|e| unsupported("nft does not work", &e))?;
         let files = NamespaceFiles::new(directory(node_tag));
         let dialler = Dialler::start().map_err(|e| unsupported("threads cannot be started", &e))?;
         let host = Host::new(node_tag).await;

@@ -38,6 +38,9 @@ pub(super) const BLOCKED: [(Ipv4Addr, u8); 15] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
+/// Connections and other flows that one sandbox may have open to the outside.
+const FLOWS_MAX: u32 = 2000;
+
 const FAMILY: &str = "inet";
 const ROUTER_TABLE: &str = "sandbox";
 
@@ -84,6 +87,10 @@ pub(super) fn router_rules(egress: &Egress) -> Value {
             ("allowed", accept()),
             ("denied", drop()),
         ];
+        // Each flow takes a place in the machine's own table of connections, which all share.
+        let mut crowded = out();
+        crowded.extend([is_new(), over(FLOWS_MAX), drop()]);
+        rules.rule("forward", crowded);
         for (set, verdict) in steps {
             let mut rule = out();
             rule.extend([is_in(set), verdict]);
@@ -183,6 +190,16 @@ fn is_in(set: &str) -> Value {
 fn established() -> Value {
     let state = json!({"ct": {"key": "state"}});
     json!({"match": {"op": "in", "left": state, "right": ["established", "related"]}})
+}
+
+fn is_new() -> Value {
+    let state = json!({"ct": {"key": "state"}});
+    json!({"match": {"op": "in", "left": state, "right": "new"}})
+}
+
+/// True while more than `flows` of what reached this rule are open.
+fn over(flows: u32) -> Value {
+    json!({"ct count": {"val": flows, "inv": true}})
 }
 
 fn accept() -> Value {
