@@ -33,6 +33,7 @@ use crate::{
     rpc,
     server::{self, Connections},
     state::SandboxState,
+    sudo,
 };
 
 /// Why the agent cannot run.
@@ -68,6 +69,10 @@ pub async fn run(config: AgentConfig) -> Result<(), AppError> {
     let interpreter_listener = bind(interpreter_address).await?;
 
     let children = Children::start().map_err(AppError::Children)?;
+    if let Err(error) = sudo::server::start(&config.sudo_directory(), &config.etc_dir, &children) {
+        // Everything else works without it, and whoever calls it is told.
+        tracing::warn!(%error, "sudo is not available");
+    }
     let app = App::build(&config, &children);
     announce(&envd, &interpreter_listener);
 

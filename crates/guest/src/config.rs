@@ -105,6 +105,12 @@ impl AgentConfig {
     /// Where the configuration is in a sandbox.
     pub const DEFAULT_PATH: &'static str = "/.sandhold/agent.json";
 
+    /// Where the sockets are on which `sudo` asks the agent.
+    #[must_use]
+    pub fn sudo_directory(&self) -> PathBuf {
+        self.runtime_directory.join("sudo")
+    }
+
     /// Reads the file (absent means defaults) and the control token.
     ///
     /// # Errors

@@ -43,3 +43,4 @@ pub mod rights;
 pub mod rpc;
 pub mod server;
 pub mod state;
+pub mod sudo;

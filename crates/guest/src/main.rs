@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandhold_guest::{app, config::AgentConfig};
+use sandhold_guest::{app, config::AgentConfig, sudo};
 
 /// Threads that run asynchronous work. A sandbox often has one core; a second thread keeps the
 /// agent answering while the first is in a long system call.
@@ -11,6 +11,9 @@ const WORKER_THREADS: usize = 2;
 const BLOCKING_THREADS_MAX: usize = 64;
 
 fn main() -> ExitCode {
+    if sudo::client::is_called() {
+        return sudo::client::main(&AgentConfig::default().sudo_directory());
+    }
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)

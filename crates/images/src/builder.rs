@@ -355,7 +355,7 @@ impl Builder {
     ) -> Result<ContentKey, BuildError> {
         let settings = agent_settings(request)?;
         let agent = tree::hash_file(request.agent).map_err(tree_error("read the agent"))?;
-        let key = KeyMaker::new("root 1")
+        let key = KeyMaker::new("root 2")
             .with(base.0.as_bytes())
             .with(&agent)
             .with(&settings)
@@ -628,12 +628,28 @@ fn install_agent(root: &Path, agent: &Path, settings: &[u8]) -> Result<(), Build
     let file = folder.join("agent.json");
     fs::write(&file, settings).map_err(file_error("write", &file))?;
     tree::set_mode(&file, 0o644).map_err(tree_error("add the agent"))?;
+    install_sudo(root)?;
     let etc = tree::require_folder(root, "etc").map_err(tree_error("name the resolver"))?;
     let resolver = etc.join("resolv.conf");
     // Never written through: the file is shared with the layer below.
     crate::shelf::remove_tree(&resolver).map_err(file_error("remove", &resolver))?;
     fs::write(&resolver, RESOLVER).map_err(file_error("write", &resolver))?;
     tree::set_mode(&resolver, 0o644).map_err(tree_error("name the resolver"))
+}
+
+/// The real `sudo` cannot work where the kernel knows no set-user-ID programs, so the agent's stands
+/// before it on the path. A root without `sudo` gets none.
+fn install_sudo(root: &Path) -> Result<(), BuildError> {
+    if !root.join("usr/bin/sudo").is_file() {
+        return Ok(());
+    }
+    let folder = root.join("usr/local/bin");
+    if !fs::symlink_metadata(&folder).is_ok_and(|metadata| metadata.is_dir()) {
+        return Ok(());
+    }
+    let link = folder.join("sudo");
+    crate::shelf::remove_tree(&link).map_err(file_error("remove", &link))?;
+    std::os::unix::fs::symlink(COMMAND[0], &link).map_err(file_error("link", &link))
 }
 
 /// A build holds memory and a token: nobody but root reads it.

@@ -34,12 +34,42 @@ def test_user_and_directory(shared):
     assert shared.commands.run("id -un; pwd").stdout == "user\n/home/user\n"
     assert shared.commands.run("id -un; echo ~", user="root").stdout == "root\n/root\n"
     assert shared.commands.run("pwd", cwd="/usr/bin").stdout == "/usr/bin\n"
-    assert shared.commands.run("sudo id -un").stdout == "root\n"
     with pytest.raises(Exception) as refused:
         shared.commands.run("true", cwd="/no/such/place")
     assert "no/such/place" in str(refused.value)
     with pytest.raises(Exception):
         shared.commands.run("true", user="nobody-at-all")
+
+
+def test_sudo(shared):
+    run = lambda command, **options: shared.commands.run(command, timeout=30, **options)
+    assert run("sudo id -un; sudo -u user id -un; sudo -u '#0' id -u").stdout == "root\nuser\n0\n"
+    assert run("echo secret | sudo tee /root/note; sudo cat /root/note").stdout == "secret\n" * 2
+    assert run("sudo sh -c 'exit 7'; echo $?").stdout == "7\n"
+    assert run("sudo sh -c 'kill -TERM $$'; echo $?").stdout == "143\n"
+    assert run("cd /usr && sudo pwd; sudo -i pwd").stdout == "/usr\n/root\n"
+    seen = run("sudo A=1 env | sort", envs={"B": "2", "LANG": "C.UTF-8"}).stdout.split("\n")
+    assert {"A=1", "HOME=/root", "USER=root", "SUDO_USER=user", "LANG=C.UTF-8"} <= set(seen)
+    assert "B=2" not in seen
+    assert "B=2" in run("sudo -E env", envs={"B": "2"}).stdout
+    assert run("sudo -n true && sudo -v && sudo -s echo 'a  b'").stdout == "a  b\n"
+    told = run("sudo no-such-program; echo $?")
+    assert told.stdout == "1\n" and "no-such-program: command not found" in told.stderr
+    # One that has no rule in /etc/sudoers gets nothing.
+    shared.commands.run("useradd -m plain", user="root")
+    refused = run("sudo id; echo $?", user="plain")
+    assert refused.stdout == "1\n" and "sudoers" in refused.stderr
+
+
+def test_what_sudo_runs_ends_with_it(shared):
+    handle = shared.commands.run("sudo sleep 297", background=True)
+    find = lambda: shared.commands.run("pgrep -u root -x sleep || true").stdout
+    assert eventually(find)
+    handle.kill()
+    eventually(lambda: not find())
+    interrupted = shared.commands.run("timeout -s INT 1 sudo sleep 296; echo $?", timeout=30)
+    assert interrupted.stdout == "124\n"
+    eventually(lambda: not find())
 
 
 def test_background_list_kill(shared):

@@ -96,6 +96,9 @@ def test_bc_027_size_follows(terminal):
         terminal.sandbox.pty.resize(terminal.pid, PtySize(cols=0, rows=0))
     except Exception as refused:
         assert "size" in str(refused) or "0" in str(refused)
+    # A prompt needs more than one column.
+    terminal.sandbox.pty.resize(terminal.pid, PtySize(cols=100, rows=30))
+    terminal.shows("30 100")
     terminal.output.clear()
     terminal.type("\x03")
     terminal.shows("$ ")
