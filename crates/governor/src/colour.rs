@@ -176,7 +176,8 @@ pub fn verdict(
         (None, None)
     } else if record.managed == Managed::Directly {
         (None, Some(Kept::NotOurs))
-    } else if record.holding.is_some() && rules.keeps(Rule::PolicyKeeps) {
+    } else if record.holding.is_some() && record.sandbox.is_some() && rules.keeps(Rule::PolicyKeeps)
+    {
         held_and_white(record, seen, retention, rules, now)
     } else {
         (Some(Ground::White), None)
@@ -225,8 +226,9 @@ fn held_and_white(
     }
 }
 
-/// For how long it has been paused for certain. Between two looks it may have been awake, and
-/// whoever woke it was heard then: what counts is the later of the two.
+/// For how long it has been paused, as far as looks can tell. Whoever held it and woke it was heard
+/// then, so what counts is the later of the two. Traffic that woke it for less than a cycle, without
+/// its holder, is not seen.
 fn paused_for(record: &Record, now: Timestamp) -> Duration {
     let heard = record.holding.as_ref().map(|h| h.heartbeat_at);
     match (record.paused_since, heard) {

@@ -13,6 +13,9 @@
 //! Invariants: a skipped round marks nothing; a mark is about one generation; what a listing does
 //! not show is asked for by name before anything is concluded; one cycle condemns at most a share
 //! of all sandboxes. It never writes to the books itself.
+//!
+//! The driver runs the work side by side, removals at most `deletes_max` at a time; one that waits
+//! for its turn has not begun, so it holds no lock and another replica may take it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -226,6 +229,13 @@ impl Reclaimer {
         self.clone().plan(evidence)
     }
 
+    /// Between two rounds: goes on with what is condemned and has a sandbox. Marks nothing.
+    pub fn urge(&mut self, view: &View) -> Vec<Work> {
+        let mut work: Vec<Work> = view.records.iter().filter_map(continue_removal).collect();
+        self.claim(&mut work);
+        work
+    }
+
     /// One round.
     pub fn plan(&mut self, evidence: &Evidence) -> Plan {
         let view = &evidence.view;
@@ -250,19 +260,19 @@ impl Reclaimer {
                 Confirmed::Yes
             }
         };
-        work.retain(|w| w.slot().is_none_or(|slot| !self.busy.contains(slot)));
-        // A slot gets one task at a time; a note is a write and no task.
-        self.busy.extend(
-            work.iter()
-                .filter(|w| !matches!(w, Work::Note { .. }))
-                .filter_map(Work::slot)
-                .cloned(),
-        );
+        self.claim(&mut work);
         Plan {
             confirmed,
             work,
             alarms,
         }
+    }
+
+    /// A slot gets one task at a time; a note is a write and no task.
+    fn claim(&mut self, work: &mut Vec<Work>) {
+        work.retain(|w| w.slot().is_none_or(|slot| !self.busy.contains(slot)));
+        let tasks = work.iter().filter(|w| !matches!(w, Work::Note { .. }));
+        self.busy.extend(tasks.filter_map(Work::slot).cloned());
     }
 
     fn look(
@@ -285,7 +295,10 @@ impl Reclaimer {
             let verdict = self.verdict(record, seen, view);
             let looks = self.mark(record, &verdict, view.now);
             work.extend(self.settle(record, listed, looks, view));
-            condemn.extend(self.sweep(record, &verdict, looks));
+            // While lost writes are settled the books condemn nobody; what matters is to settle.
+            if view.stage == Stage::Settled {
+                condemn.extend(self.sweep(record, &verdict, looks));
+            }
         }
         self.marks
             .retain(|slot, _| view.records.iter().any(|r| r.slot == *slot));
@@ -545,7 +558,8 @@ fn standing_alarms(view: &View, rules: &Rules) -> Vec<Alarm> {
             .filter(|r| verdict(r).kept == Some(Kept::NoRetentionDeclared))
             .collect();
         let paused_for = |r: &&Record| r.paused_since.map(|since| view.now.since(since));
-        if let Some(oldest) = zombies.iter().filter_map(paused_for).max() {
+        let oldest = zombies.iter().filter_map(paused_for).max();
+        if let Some(oldest) = oldest.filter(|_| rules.keeps(Rule::ZombiesAreShown)) {
             let (bucket, count) = (bucket.clone(), zombies.len());
             alarms.push(Alarm::ZombiesKept {
                 bucket,

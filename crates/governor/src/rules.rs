@@ -340,6 +340,8 @@ rules_list! {
     OverdueGoes,
     /// A paused sandbox of a held lease is kept as its bucket declares (R-G13). Without: swept.
     PolicyKeeps,
+    /// What is kept for want of a declaration is shown and alarmed (R-G13, R-I8).
+    ZombiesAreShown,
     /// Retention that was declared ends (R-G13). Without: kept for ever.
     RetentionEnds,
     /// Whether it is paused is asked, not read from a listing (R-G13).

@@ -8,6 +8,10 @@
 //!               ▲──────────────── answered ───────────────────────────────┘ │ none: open again
 //! ```
 //!
+//! The budget adapts: a call without an answer halves it, one with an answer gives one back, up to
+//! its setting; so a platform that is being overwhelmed is given less at once, and more again as it
+//! keeps up.
+//!
 //! While deletes get no answer, creates are held back as well: a platform that cannot finish what it
 //! has must not be given more. The reverse does not hold; clean-up is never starved by creation.
 
@@ -83,7 +87,28 @@ impl Breaker {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Lane {
     under_way: u32,
+    /// By how much the budget is below its setting for now.
+    withheld: u32,
     breaker: Breaker,
+}
+
+impl Lane {
+    fn adapt(&mut self, exit: Exit, max: u32) {
+        self.withheld = match exit {
+            Exit::Answered => self.withheld.saturating_sub(1),
+            // Half of what was left, but never the last one.
+            Exit::NoAnswer => (self.withheld + max).div_ceil(2).min(max.saturating_sub(1)),
+        };
+    }
+}
+
+/// What a call that is over changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing but the budget.
+    Quietly,
+    /// The breaker closed: whatever was turned away may come again at once.
+    Reopening,
 }
 
 /// The valve of one replica.
@@ -99,10 +124,8 @@ impl Valve {
         let settings = rules.settings();
         let (mut creates_max, mut deletes_max) = (settings.creates_max, settings.deletes_max);
         if !rules.keeps(Rule::SeparateBudgets) {
-            creates_max = (creates_max + deletes_max).saturating_sub(self.deletes.under_way);
-            deletes_max = settings
-                .creates_max
-                .min((settings.creates_max + deletes_max).saturating_sub(self.creates.under_way));
+            creates_max = creates_max.saturating_sub(self.deletes.under_way);
+            deletes_max = settings.creates_max.saturating_sub(self.creates.under_way);
         }
         let deletes_stuck = self.deletes.breaker.is_open();
         let (lane, max) = match kind {
@@ -111,25 +134,37 @@ impl Valve {
             CallKind::Delete => (&mut self.deletes, deletes_max),
             CallKind::Other => return Entry::Go,
         };
-        if lane.under_way >= max {
+        if rules.keeps(Rule::Breaker) && lane.breaker.is_open() {
+            // The probe needs no room: it is what finds out whether there is any.
+            if !lane.breaker.may_pass(rules, now) {
+                return Entry::Open;
+            }
+        } else if lane.under_way >= max.saturating_sub(lane.withheld) {
             return Entry::Full;
-        }
-        if rules.keeps(Rule::Breaker) && !lane.breaker.may_pass(rules, now) {
-            return Entry::Open;
         }
         lane.under_way += 1;
         Entry::Go
     }
 
     /// A call of this kind is over.
-    pub fn leave(&mut self, kind: CallKind, exit: Exit, rules: &Rules, now: Timestamp) {
-        let lane = match kind {
-            CallKind::Create => &mut self.creates,
-            CallKind::Delete => &mut self.deletes,
-            CallKind::Other => return,
+    pub fn leave(&mut self, kind: CallKind, exit: Exit, rules: &Rules, now: Timestamp) -> Left {
+        let settings = rules.settings();
+        let (lane, max) = match kind {
+            CallKind::Create => (&mut self.creates, settings.creates_max),
+            CallKind::Delete => (&mut self.deletes, settings.deletes_max),
+            CallKind::Other => return Left::Quietly,
         };
         lane.under_way = lane.under_way.saturating_sub(1);
+        if rules.keeps(Rule::Breaker) {
+            lane.adapt(exit, max);
+        }
+        let was_open = lane.breaker.is_open();
         lane.breaker.note(exit, rules, now);
+        if was_open && !lane.breaker.is_open() {
+            Left::Reopening
+        } else {
+            Left::Quietly
+        }
     }
 
     /// Which kinds are held back, for the alarm.
@@ -197,10 +232,34 @@ mod tests {
         );
         let again = later.plus(rules.settings().breaker_open);
         assert_eq!(valve.enter(Delete, &rules, again), Entry::Go);
-        valve.leave(Delete, Exit::Answered, &rules, again);
+        let left = valve.leave(Delete, Exit::Answered, &rules, again);
+        assert_eq!(left, Left::Reopening);
         assert_eq!(valve.enter(Delete, &rules, again), Entry::Go);
         assert_eq!(valve.enter(Create, &rules, again), Entry::Go);
         assert!(valve.open().is_empty());
+    }
+
+    #[test]
+    fn the_budget_shrinks_while_answers_are_missing_and_grows_back() {
+        // R-G14, R-I1
+        let (mut valve, rules) = (Valve::default(), Rules::default());
+        let room = |valve: &Valve| {
+            let mut valve = valve.clone();
+            (0..100)
+                .take_while(|_| valve.enter(Delete, &rules, at(0)) == Entry::Go)
+                .count()
+        };
+        assert_eq!(room(&valve), 16);
+        for expected in [8, 4, 2, 1] {
+            valve.enter(Delete, &rules, at(0));
+            valve.leave(Delete, Exit::NoAnswer, &rules, at(0));
+            assert_eq!(room(&valve), expected);
+        }
+        for expected in 2..=16 {
+            valve.enter(Delete, &rules, at(0));
+            valve.leave(Delete, Exit::Answered, &rules, at(0));
+            assert_eq!(room(&valve), expected);
+        }
     }
 
     #[test]

@@ -248,8 +248,8 @@ impl Books {
     pub(super) fn bind(
         &mut self,
         slot: &SlotId,
-        sandbox: SandboxId,
-        ends_at: Timestamp,
+        generation: Generation,
+        (sandbox, ends_at): (SandboxId, Timestamp),
         now: Timestamp,
     ) -> Answer {
         let Some(record) = self.records.get_mut(slot) else {
@@ -262,12 +262,20 @@ impl Books {
         {
             return Answer::Unknown;
         }
-        record.sandbox = Some(sandbox.clone());
+        if record.sandbox.is_none() {
+            record.sandbox = Some(sandbox.clone());
+            record.ends_at = ends_at;
+        }
         record.making = None;
-        record.ends_at = ends_at;
         record.seen_at = Some(now);
         if record.condemned.is_some() {
             return Answer::Refused(super::RemovalRefused::Condemned);
+        }
+        if record.generation != generation {
+            // Said again, after another lease took it over: the grant is not the maker's any more.
+            return Answer::Stale {
+                current: Some(record.generation),
+            };
         }
         match &mut record.holding {
             Some(holding) => {

@@ -102,6 +102,8 @@ pub enum Verb {
     Bind {
         /// Which slot.
         slot: SlotId,
+        /// The generation it was made for; another may have taken it over since.
+        generation: Generation,
         /// The sandbox.
         sandbox: SandboxId,
         /// When its life ends.
@@ -499,9 +501,10 @@ impl Books {
             Verb::ReturnSlot { slot, maker } => self.return_slot(&slot, &maker, now, audit),
             Verb::Bind {
                 slot,
+                generation,
                 sandbox,
                 ends_at,
-            } => self.bind(&slot, sandbox, ends_at, now),
+            } => self.bind(&slot, generation, (sandbox, ends_at), now),
             Verb::Heartbeat {
                 bucket,
                 owner,

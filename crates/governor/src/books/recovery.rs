@@ -13,6 +13,7 @@
 use sandhold_types::{Generation, Timestamp};
 
 use super::{Answer, Books};
+use crate::rules::Rule;
 
 /// Whether lost writes are being settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +52,9 @@ impl Books {
         if settled_from < from || !all_seen {
             return Answer::Recovering;
         }
-        self.newest = self.newest.max(highest).max(Generation(now.unix_ms()));
+        if self.rules.keeps(Rule::FenceNeverRepeats) {
+            self.newest = self.newest.max(highest).max(Generation(now.unix_ms()));
+        }
         self.stage = Stage::Settled;
         Answer::Done
     }

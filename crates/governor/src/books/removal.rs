@@ -335,7 +335,13 @@ impl Books {
             super::Verb::BeginRemoval {
                 slot, by, ground, ..
             } => {
-                self.condemn(&slot, Some(by), ground, now, audit);
+                let fresh = self
+                    .records
+                    .get(&slot)
+                    .is_some_and(|r| r.condemned.is_none());
+                if fresh {
+                    self.condemn(&slot, Some(by), ground, now, audit);
+                }
                 match self.records.get(&slot) {
                     Some(record) => Answer::Remove {
                         generation: record.generation,

@@ -86,10 +86,19 @@ impl World {
         self.bind(&slot, n, s)
     }
 
+    fn generation_of(&self, slot: &SlotId) -> Generation {
+        self.books
+            .records
+            .get(slot)
+            .map_or(Generation(0), |r| r.generation)
+    }
+
     fn bind(&mut self, slot: &str, n: u64, s: u64) -> Grant {
         let slot = slot.parse().unwrap();
+        let generation = self.generation_of(&slot);
         let verb = Verb::Bind {
             slot,
+            generation,
             sandbox: sandbox(n),
             ends_at: at(100_000),
         };
@@ -462,6 +471,24 @@ fn lost_writes_are_settled_before_anybody_new_is_admitted() {
 }
 
 #[test]
+fn a_binding_said_again_is_not_given_the_grant_of_who_took_over() {
+    // safety.md B8; found by the simulator.
+    let mut world = strict(1);
+    let first = world.make(1, "o1", "l1", 0);
+    let Answer::Granted(second) = world.acquire("x", "o1", "l2", 1) else {
+        panic!()
+    };
+    let again = Verb::Bind {
+        slot: first.slot,
+        generation: first.generation,
+        sandbox: sandbox(1),
+        ends_at: at(100_000),
+    };
+    let current = Some(second.generation);
+    assert_eq!(world.step(again, 2), Answer::Stale { current });
+}
+
+#[test]
 fn another_template_replaces_the_sandbox() {
     // R-G6: a compatible template is a condition of reuse.
     let mut world = strict(2);
@@ -781,8 +808,10 @@ fn a_direct_sandbox_is_counted_and_left_to_its_own_lifetime() {
         maker: replica("r1"),
     };
     assert!(matches!(world.step(verb, 0), Answer::MakeSandbox { .. }));
+    let generation = world.generation_of(&slot);
     let bind = Verb::Bind {
         slot,
+        generation,
         sandbox: sandbox(1),
         ends_at: at(1000),
     };
@@ -919,9 +948,11 @@ impl World {
             }
             Move::Bind(n) => {
                 let sandbox = sandbox(u64::from(n) + 1000 * s);
+                let generation = self.generation_of(&slot(n));
                 self.step(
                     Verb::Bind {
                         slot: slot(n),
+                        generation,
                         sandbox,
                         ends_at: at(s + 500),
                     },

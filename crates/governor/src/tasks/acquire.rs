@@ -49,6 +49,8 @@ pub struct Acquire {
     rebuilds: usize,
     probe: HealthGate,
     grant: Option<(Grant, Reused)>,
+    /// When the books were last asked, by the local clock.
+    asked_at: Timestamp,
     generation: Generation,
     bind_tries: u32,
     made: Option<(SandboxId, Timestamp)>,
@@ -116,6 +118,7 @@ impl Acquire {
             rebuilds: 0,
             probe: HealthGate::default(),
             grant: None,
+            asked_at: Timestamp::from_unix_ms(0),
             generation: Generation(0),
             bind_tries: 0,
             made: None,
@@ -143,6 +146,7 @@ impl Acquire {
     }
 
     fn ask(&mut self, now: Timestamp) -> Effect {
+        self.asked_at = now;
         let since = *self.asking_since.get_or_insert(now);
         let patience = self.rules.settings().wait_max + self.rules.settings().wait_silence_max;
         if now.since(since) >= patience {
@@ -172,7 +176,7 @@ impl Acquire {
         Effect::Sleep(self.rules.settings().wait_poll)
     }
 
-    fn after_ask(&mut self, answer: Result<Answer, StoreError>) -> Effect {
+    fn after_ask(&mut self, answer: Result<Answer, StoreError>, now: Timestamp) -> Effect {
         match answer {
             Ok(Answer::Granted(grant)) => {
                 let (sandbox, generation) = (grant.sandbox.clone(), grant.generation);
@@ -182,7 +186,16 @@ impl Acquire {
                 self.state = State::Waking;
                 Effect::Platform(Call::Wake(sandbox, generation))
             }
-            Ok(Answer::MakeSandbox { slot, generation }) => self.create(slot, generation),
+            Ok(Answer::MakeSandbox { slot, generation }) => {
+                // Whoever slept since may find its slot settled and given to another: nothing was
+                // sent yet, so nothing is in doubt.
+                if now.since(self.asked_at) >= self.rules.settings().create_deadline {
+                    self.state = State::Returning;
+                    let maker = self.replica.clone();
+                    return Effect::Store(Verb::ReturnSlot { slot, maker });
+                }
+                self.create(slot, generation)
+            }
             Ok(Answer::CapacityExceeded(limit)) => Effect::Done(Outcome::CapacityExceeded(limit)),
             Ok(Answer::Stale { current }) => Effect::Done(Outcome::Stale { current }),
             Ok(Answer::UnknownBucket) => Effect::Done(Outcome::Unavailable("unknown bucket")),
@@ -230,8 +243,10 @@ impl Acquire {
         };
         self.made = Some((sandbox.clone(), ends_at));
         self.state = State::Binding;
+        let generation = self.generation;
         Effect::Store(Verb::Bind {
             slot,
+            generation,
             sandbox,
             ends_at,
         })
@@ -251,6 +266,7 @@ impl Acquire {
                 }
                 None => Effect::Done(Outcome::Unavailable("the slot is gone")),
             },
+            Ok(Answer::Stale { current }) => Effect::Done(Outcome::Stale { current }),
             Ok(_) => Effect::Done(Outcome::Unavailable("released while it was made")),
             Err(_) if self.bind_tries < self.rules.settings().probe_tries => {
                 self.bind_tries += 1;
@@ -362,7 +378,7 @@ impl Task for Acquire {
         match (self.state, input) {
             (State::Idle, _) => self.ask(now),
             (State::Looking, Input::Store(answer)) => self.after_look(answer, now),
-            (State::Asking, Input::Store(answer)) => self.after_ask(answer),
+            (State::Asking, Input::Store(answer)) => self.after_ask(answer, now),
             (State::Creating, Input::Platform(result)) => self.after_create(result),
             (State::Finding, Input::Platform(Ok(Reply::Found(Some(found))))) => {
                 self.bind(found.sandbox, found.ends_at)

@@ -62,6 +62,20 @@ impl Task for Cycle {
     }
 }
 
+/// Reads the books between two rounds, to go on with what was just condemned.
+#[derive(Debug, Default)]
+pub struct Urge;
+
+impl Task for Urge {
+    fn step(&mut self, input: Input, _: Timestamp) -> Effect {
+        match input {
+            Input::Go => Effect::Store(Verb::Read),
+            Input::Store(Ok(Answer::Books(view))) => Effect::Done(Outcome::Urgent(view)),
+            _ => Effect::Done(Outcome::NotYet("the store did not answer")),
+        }
+    }
+}
+
 /// Asks for one sandbox by name.
 #[derive(Debug)]
 pub struct Settlement {

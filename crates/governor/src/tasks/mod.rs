@@ -19,13 +19,13 @@ mod tests;
 use std::time::Duration;
 
 pub use acquire::{Acquire, Request};
-pub use cycle::{Adoption, Cycle, MakingSettlement, Settlement};
+pub use cycle::{Adoption, Cycle, MakingSettlement, Settlement, Urge};
 pub use removal::{Removal, RemovalOf};
 pub use run::{RunEvent, RunLoop, RunOf, WayOut};
 use sandhold_types::{Generation, Timestamp};
 
 use crate::{
-    books::{Answer, Grant, Limit, RemovalRefused, Verb},
+    books::{Answer, Grant, Limit, RemovalRefused, Verb, View},
     ids::SlotId,
     ports::{Call, CallError, Reply, StoreError},
     reclaimer::Evidence,
@@ -84,6 +84,8 @@ pub enum Outcome {
     Refused(RemovalRefused),
     /// The round's evidence.
     Evidence(Box<Evidence>),
+    /// The books between two rounds, for [`crate::reclaimer::Reclaimer::urge`].
+    Urgent(Box<View>),
     /// It is as it is; noted.
     Settled,
     /// The run is over.

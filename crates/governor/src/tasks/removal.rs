@@ -201,6 +201,7 @@ impl Task for Removal {
         match (self.state, input) {
             (State::Fresh, _) if self.of.ask_first == AskFirst::Yes => {
                 self.state = State::AskingState;
+                self.begun_at = now;
                 Effect::Platform(Call::Ask(self.of.sandbox.clone()))
             }
             (State::Fresh, _) => {
@@ -210,6 +211,10 @@ impl Task for Removal {
                 self.begin(now)
             }
             (State::AskingState, Input::Platform(Ok(Reply::State(seen)))) => {
+                // Whoever slept since has an answer about another time.
+                if now.since(self.begun_at) >= self.rules.settings().call_deadline {
+                    return Effect::Done(Outcome::NotYet("its state was asked too long ago"));
+                }
                 self.seen = seen;
                 self.begin(now)
             }
