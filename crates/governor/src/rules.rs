@@ -112,7 +112,7 @@ impl Default for Settings {
 pub struct RulesError(pub &'static str);
 
 /// Settings whose inequalities hold.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Rules {
     settings: Settings,
     #[cfg(feature = "mutations")]
@@ -272,17 +272,6 @@ impl Rules {
     #[must_use]
     pub fn missing(&self) -> Option<Rule> {
         self.without
-    }
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        // The unit test `the_requirements_numbers_fit_together` proves the inequalities for these.
-        Self {
-            settings: Settings::default(),
-            #[cfg(feature = "mutations")]
-            without: None,
-        }
     }
 }
 

@@ -37,7 +37,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         without: None,
     };
     while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let number = |text: String| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
         match word.as_str() {
             "--seeds" => arguments.seeds = number(value()?)?,
@@ -50,7 +50,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--without" => {
                 let name = value()?;
                 let rule = Rule::ALL.iter().find(|r| format!("{r:?}") == name);
-                arguments.without = Some(*rule.ok_or(format!("there is no rule {name}"))?);
+                arguments.without = Some(*rule.ok_or_else(|| format!("there is no rule {name}"))?);
             }
             other => return Err(format!("unknown argument {other}")),
         }

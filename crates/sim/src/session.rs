@@ -304,11 +304,8 @@ impl World {
                     *held = grant;
                 }
             }
-            Some(Answer::Released { slot }) => {
-                if slot.is_some() {
-                    self.urge_someone();
-                }
-            }
+            Some(Answer::Released { slot: Some(_) }) => self.urge_someone(),
+            Some(Answer::Released { slot: None }) => {}
             Some(Answer::Stale { .. } | Answer::Unknown) => self.sessions[id].phase = Phase::Ended,
             None if sent_ms == 0 && self.sessions[id].releases < 3 => {
                 self.after(1_000, Event::Release(id));

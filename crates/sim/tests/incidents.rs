@@ -30,7 +30,7 @@ macro_rules! incidents {
 }
 
 incidents! {
-    r_i1_the_spiral = Spiral, Breaker, KillsSideBySide, SeparateBudgets;
+    r_i1_the_spiral = Spiral, Breaker, KillsSideBySide;
     r_i2_the_frozen_sweeper = FrozenSweeper, OverdueGoes, BlastRadius;
     r_i3_immortal_leases = ImmortalLeases, LeaseExpires, RetentionEnds;
     r_i4_the_self_lock = SelfLock, SkipsAreBounded;

@@ -13,8 +13,6 @@ mod acquire;
 mod cycle;
 mod removal;
 mod run;
-#[cfg(test)]
-mod tests;
 
 use std::time::Duration;
 

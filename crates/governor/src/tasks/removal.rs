@@ -51,7 +51,7 @@ pub struct Removal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Fresh,
-    AskingState,
+    Asking,
     /// Only in simulations without the one-step rule.
     Looking,
     Beginning,
@@ -200,7 +200,7 @@ impl Task for Removal {
     fn step(&mut self, input: Input, now: Timestamp) -> Effect {
         match (self.state, input) {
             (State::Fresh, _) if self.of.ask_first == AskFirst::Yes => {
-                self.state = State::AskingState;
+                self.state = State::Asking;
                 self.begun_at = now;
                 Effect::Platform(Call::Ask(self.of.sandbox.clone()))
             }
@@ -210,7 +210,7 @@ impl Task for Removal {
                 self.seen = if paused { Seen::Paused } else { Seen::Running };
                 self.begin(now)
             }
-            (State::AskingState, Input::Platform(Ok(Reply::State(seen)))) => {
+            (State::Asking, Input::Platform(Ok(Reply::State(seen)))) => {
                 // Whoever slept since has an answer about another time.
                 if now.since(self.begun_at) >= self.rules.settings().call_deadline {
                     return Effect::Done(Outcome::NotYet("its state was asked too long ago"));
@@ -218,10 +218,10 @@ impl Task for Removal {
                 self.seen = seen;
                 self.begin(now)
             }
-            (State::AskingState, Input::Platform(Err(CallError::NotFound))) => {
+            (State::Asking, Input::Platform(Err(CallError::NotFound))) => {
                 self.confirm(GoneEvidence::NotFound)
             }
-            (State::AskingState, _) => Effect::Done(Outcome::NotYet("its state is not known")),
+            (State::Asking, _) => Effect::Done(Outcome::NotYet("its state is not known")),
             (State::Looking, Input::Store(Ok(answer))) => self.after_look(answer),
             (State::Beginning, Input::Store(Ok(answer))) => self.after_begin(answer, now),
             (State::Killing, Input::Platform(result)) => self.after_kill(result),
