@@ -1,5 +1,5 @@
 # Thin targets over scripts/, which say what they do.
-.PHONY: demo test bench lint setup
+.PHONY: demo test bench lint setup sim
 
 demo:
 	scripts/demo
@@ -15,3 +15,6 @@ lint:
 
 setup:
 	scripts/setup
+
+sim:
+	cargo run --release -p sandhold-sim -- --seeds 10000
