@@ -134,7 +134,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     });
     let api = sandhold_api::router(api.await?);
     let gateway = Gateway::new(node.clone(), clock, GatewayConfig::default());
-    // Listened to before anybody can know that we are here: whoever reads "ready" may stop us at once.
+    // Before anybody can know that we are here: whoever reads "ready" may stop us at once.
     let stop = stop_signal()?;
     say_ready(address)?;
     let drained = sandhold_gateway::serve(listener, api, gateway, stop).await;
