@@ -284,10 +284,16 @@ async fn wait_until_ready(
     progress: &dyn Progress,
 ) -> Result<(), BakeError> {
     let mut told = String::new();
+    // What the agent last said itself tells more than that its last answer came too late.
+    let mut answered = None;
     loop {
         let waiting_for = match call(oven, instance, Method::GET, "/ready", token, deadline).await {
             Ok((StatusCode::NO_CONTENT, _)) => return Ok(()),
-            Ok((StatusCode::SERVICE_UNAVAILABLE, body)) => waiting_for(&body),
+            Ok((StatusCode::SERVICE_UNAVAILABLE, body)) => {
+                let text = waiting_for(&body);
+                answered = Some(text.clone());
+                text
+            }
             Ok((status, body)) => {
                 return Err(BakeError::Refused {
                     path: "/ready",
@@ -300,7 +306,7 @@ async fn wait_until_ready(
         if deadline.remaining(Instant::now()).is_zero() {
             return Err(BakeError::NotReady {
                 waited: oven.ready_budget,
-                waiting_for,
+                waiting_for: answered.unwrap_or(waiting_for),
                 console: console_tail(instance),
             });
         }

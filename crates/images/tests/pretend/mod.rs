@@ -89,7 +89,7 @@ impl Pretend {
     /// How long it is worth waiting until it is ready.
     pub(crate) fn patience(&self) -> Duration {
         match self.behaviour {
-            Behaviour::NeverReady => Duration::from_millis(200),
+            Behaviour::NeverReady => Duration::from_secs(2),
             _ => Duration::from_secs(30),
         }
     }
