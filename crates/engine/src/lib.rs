@@ -176,6 +176,15 @@ pub enum AfterCapture {
     Stop,
 }
 
+/// Whether an instance whose memory is on disk can be removed as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemovalRule {
+    /// It can: what is left of it is files.
+    Asleep,
+    /// Only a running one can be removed; it has to be woken first (R-L8).
+    AwakeOnly,
+}
+
 /// Which engine this is, for records and for deciding whether an image can be restored by it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct EngineIdentity {
@@ -256,6 +265,22 @@ pub trait Engine: Send + Sync + fmt::Debug {
         after: AfterCapture,
         deadline: Deadline,
     ) -> Result<(), EngineError>;
+
+    /// Waits until nothing that an earlier call began about this instance is still at work: a
+    /// capture that was given up, or one that a process before this one asked for. Afterwards
+    /// [`Engine::inspect`] tells how it ended.
+    ///
+    /// # Errors
+    /// Something is still at work at the deadline, or that cannot be found out.
+    async fn settle(&self, instance: &InstanceRef, deadline: Deadline) -> Result<(), EngineError> {
+        let _ = (instance, deadline);
+        Ok(())
+    }
+
+    /// Whether a sleeping sandbox can be removed without being woken.
+    fn removal_rule(&self) -> RemovalRule {
+        RemovalRule::Asleep
+    }
 
     /// Stops all its processes where they are; they use no processor time until thawed.
     ///

@@ -5,12 +5,14 @@
 //!        ◀─ calls(), running(), crashed()                        (faults on the way)
 //! ```
 //!
-//! Deterministic: no clock of its own, no randomness, no input or output. A clone is another handle
-//! to the same machine, so that a test can throw a node away, as a crash does, and start another
+//! Deterministic: no clock of its own and no randomness. Of a capture it writes a mark into the
+//! image's directory, so that whoever moves or removes the image is believed. A clone is another
+//! handle to the same machine, so that a test can throw a node away, as a crash does, and start another
 //! on what is left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -21,8 +23,11 @@ use tokio::sync::watch;
 
 use crate::{
     AfterCapture, Engine, EngineError, EngineIdentity, ExitCause, InstanceId, InstanceRef,
-    InstanceStatus, LaunchSpec, Origin, Usage,
+    InstanceStatus, LaunchSpec, Origin, RemovalRule, Usage,
 };
+
+/// Stands for a captured image in its directory.
+const IMAGE_FILE: &str = "sim-image";
 
 /// What can be asked of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +94,7 @@ struct Machine {
     faults: Vec<(Operation, u32, Fault)>,
     calls: Vec<Call>,
     crashed: bool,
+    removes_awake_only: bool,
 }
 
 /// An engine for tests of what is above it.
@@ -115,6 +121,13 @@ impl SimEngine {
     #[must_use]
     pub fn with_image(self, directory: impl Into<PathBuf>) -> Self {
         self.machine().images.insert(directory.into());
+        self
+    }
+
+    /// Makes it an engine that removes no sleeping sandbox.
+    #[must_use]
+    pub fn removing_awake_only(self) -> Self {
+        self.machine().removes_awake_only = true;
         self
     }
 
@@ -271,7 +284,9 @@ impl Machine {
         }
         let restored_from = match &spec.origin {
             Origin::Boot { .. } => None,
-            Origin::Image { directory, .. } if self.images.contains(directory) => {
+            Origin::Image { directory, .. }
+                if self.images.contains(directory) || directory.join(IMAGE_FILE).exists() =>
+            {
                 Some(directory.clone())
             }
             Origin::Image { .. } => return Err(broken(id)),
@@ -413,11 +428,20 @@ impl Engine for SimEngine {
             if after == AfterCapture::Stop {
                 living.ended.send_replace(Some(ExitCause::Exited(0)));
             }
-            machine.images.insert(image_directory.to_owned());
+            fs::create_dir_all(image_directory)?;
+            fs::write(image_directory.join(IMAGE_FILE), id.to_string())?;
             Ok(())
         };
         self.call(Operation::Capture, id, Some(deadline), || (), effect)
             .await
+    }
+
+    fn removal_rule(&self) -> RemovalRule {
+        if self.machine().removes_awake_only {
+            RemovalRule::AwakeOnly
+        } else {
+            RemovalRule::Asleep
+        }
     }
 
     async fn freeze(&self, instance: &InstanceRef) -> Result<(), EngineError> {

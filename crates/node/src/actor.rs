@@ -14,30 +14,43 @@
 //! - A panic while handling one command loses that command's answer, not the sandbox.
 //! - After a removal that failed the sandbox stays `killing`; the sweeper tries again.
 //!
-//! It is called by the node only, and never calls another actor.
+//! What the commands do is beside it: [`crate::create`], [`crate::sleeping`], [`crate::ending`]. It is
+//! called by the node only, and never calls another actor.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use sandhold_engine::ExitCause;
 use sandhold_images::Build;
-use sandhold_platform::{Egress, LifetimeChange, PlatformError, SandboxView};
+use sandhold_platform::{Egress, LifetimeChange, Pause, PlatformError, Resume, SandboxView, Woken};
 use sandhold_types::{
-    Actor, Clocking, Deadline, EndReason, Operation, SandboxState, TransitionRefused,
+    Actor, Clocking, Deadline, EndReason, OnTimeout, Operation, SandboxState, Timestamp,
+    TransitionRefused,
 };
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    blanks::Blank, create, layout::Durability, lifetime, node::Dependencies, record::Record,
-    registry::Entry, registry::Registry, remove,
+    agent::{Activity, AgentError},
+    blanks::Blank,
+    capacity::CapacityPolicy,
+    create,
+    layout::Durability,
+    lifetime,
+    node::Dependencies,
+    record::Record,
+    registry::{Entry, Registry},
 };
 
 /// Commands that may wait for one sandbox.
 pub(crate) const MAILBOX_MAX: usize = 32;
 /// How long a removal that nobody waits for may take before it is tried again.
-const REMOVAL_BUDGET: Duration = Duration::from_secs(30);
+pub(crate) const REMOVAL_BUDGET: Duration = Duration::from_secs(30);
 /// How long the agent may take to say whether it is busy.
 const ACTIVITY_BUDGET: Duration = Duration::from_secs(2);
+/// How long after a restart an automatic pause waits for the agent to say once how busy it is.
+const WARM_UP_MAX: Duration = Duration::from_secs(60);
+/// When an automatic pause that failed is tried again.
+const AUTO_PAUSE_RETRY: Duration = Duration::from_secs(10);
 /// What a caller is told to wait while another operation holds the sandbox (R-L8).
 pub(crate) const BUSY_RETRY: Duration = Duration::from_secs(2);
 
@@ -65,8 +78,31 @@ pub(crate) enum Command {
         by: Actor,
         reply: Reply<Arc<SandboxView>>,
     },
-    /// Look whether its lifetime is over, or an unfinished removal is to be tried again.
+    /// Put it to sleep.
+    Pause {
+        pause: Pause,
+        by: Actor,
+        reply: Reply<Arc<SandboxView>>,
+    },
+    /// Wake it.
+    Resume {
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+        reply: Reply<Arc<SandboxView>>,
+    },
+    /// Wake it if it sleeps, else move its clock.
+    Connect {
+        running: LifetimeChange,
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+        reply: Reply<(Arc<SandboxView>, Woken)>,
+    },
+    /// Look whether its lifetime is over, or something was not finished.
     Sweep,
+    /// Look whether it is idle, and freeze it if so.
+    Doze,
 }
 
 /// How an actor begins.
@@ -83,8 +119,11 @@ pub(crate) enum Beginning {
         /// Who waits for it.
         reply: Reply<Arc<SandboxView>>,
     },
-    /// With a sandbox that was found after a restart.
+    /// With a sandbox that was found after a restart, running or asleep.
     Adopted,
+    /// With one whose capture was cut short: by finding out whether it can be woken. Says when that
+    /// is known.
+    Doubtful(oneshot::Sender<()>),
     /// By finishing its removal.
     Ending(EndReason),
 }
@@ -96,11 +135,38 @@ pub(crate) struct SandboxActor {
     pub(crate) entry: Arc<Entry>,
     pub(crate) record: Record,
     pub(crate) mailbox: mpsc::Receiver<Command>,
+    pub(crate) policy: CapacityPolicy,
+    pub(crate) guard: Guard,
+}
+
+/// What the actor remembers between two looks at its sandbox; nothing of it outlives the process.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    /// Since when this process has the sandbox.
+    pub(crate) since: Timestamp,
+    /// Whether its activity has been read once (R-L5).
+    pub(crate) is_warm: bool,
+    /// No automatic pause before this.
+    pub(crate) pause_not_before: Timestamp,
+    /// Processes or network of an earlier life may be left.
+    pub(crate) has_left_overs: bool,
+}
+
+impl Guard {
+    /// Of a sandbox that this process has had since `now`.
+    pub(crate) fn new(now: Timestamp) -> Self {
+        Self {
+            since: now,
+            is_warm: false,
+            pause_not_before: now,
+            has_left_overs: false,
+        }
+    }
 }
 
 /// Whether the actor has anything left to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+pub(crate) enum Next {
     Continue,
     Stop,
 }
@@ -134,6 +200,12 @@ impl SandboxActor {
                 reply,
             } => self.create(&build, blank, deadline, reply).await,
             Beginning::Adopted => Next::Continue,
+            Beginning::Doubtful(done) => {
+                let next = self.prove(Actor::Recovery).await;
+                // Recovery waits for it within bounds.
+                let _ = done.send(());
+                next
+            }
             Beginning::Ending(reason) => {
                 let deadline = self.deadline(REMOVAL_BUDGET);
                 self.end(reason, Actor::Recovery, deadline)
@@ -222,7 +294,37 @@ impl SandboxActor {
                 let _ = reply.send(changed.map(|()| self.entry.view()));
                 Next::Continue
             }
+            Event::Command(Command::Pause { pause, by, reply }) => {
+                let (paused, next) = self.pause(pause, by).await;
+                let _ = reply.send(paused.map(|()| self.entry.view()));
+                next
+            }
+            Event::Command(Command::Resume {
+                resume,
+                by,
+                deadline,
+                reply,
+            }) => {
+                let resumed = self.resume(resume, by, deadline).await;
+                let _ = reply.send(resumed.map(|()| self.entry.view()));
+                Next::Continue
+            }
+            Event::Command(Command::Connect {
+                running,
+                resume,
+                by,
+                deadline,
+                reply,
+            }) => {
+                let connected = self.connect(running, resume, by, deadline).await;
+                let _ = reply.send(connected.map(|woken| (self.entry.view(), woken)));
+                Next::Continue
+            }
             Event::Command(Command::Sweep) => self.sweep().await,
+            Event::Command(Command::Doze) => {
+                self.doze().await;
+                Next::Continue
+            }
             Event::Ended(cause) => {
                 let deadline = self.deadline(REMOVAL_BUDGET);
                 let ended = self.end(end_reason(cause), Actor::Sandbox, deadline).await;
@@ -231,117 +333,85 @@ impl SandboxActor {
         }
     }
 
-    /// Ends the sandbox if its lifetime is over, and goes on with a removal that failed before.
+    /// Does what is due: an end or a pause by the clock, or what was not finished before.
     async fn sweep(&mut self) -> Next {
-        let deadline = self.deadline(REMOVAL_BUDGET);
-        if self.record.state == SandboxState::Killing {
-            let reason = self
-                .record
-                .ended
-                .clone()
-                .map_or(EndReason::TimedOut, |ended| ended.reason);
-            return self
-                .end(reason, Actor::Sweeper, deadline)
-                .await
-                .unwrap_or(Next::Continue);
+        match self.record.state {
+            SandboxState::Killing => self.end_again().await,
+            SandboxState::Pausing | SandboxState::Resuming => self.settle().await,
+            SandboxState::Paused => {
+                self.clear_left_overs().await;
+                Next::Continue
+            }
+            SandboxState::Running => self.sweep_running().await,
+            _ => Next::Continue,
         }
-        if !self.entry.is_over(self.dependencies.clock.now()) || self.is_busy_inside().await {
+    }
+
+    async fn sweep_running(&mut self) -> Next {
+        let now = self.dependencies.clock.now();
+        if !self.entry.is_over(now) || self.is_busy_inside().await {
             return Next::Continue;
         }
-        self.end(EndReason::TimedOut, Actor::Sweeper, deadline)
-            .await
-            .unwrap_or(Next::Continue)
+        match self.record.lifetime.on_timeout {
+            OnTimeout::Kill => {
+                let deadline = self.deadline(REMOVAL_BUDGET);
+                self.end(EndReason::TimedOut, Actor::Sweeper, deadline)
+                    .await
+                    .unwrap_or(Next::Continue)
+            }
+            OnTimeout::Pause => self.pause_by_clock(now).await,
+        }
+    }
+
+    /// Puts it to sleep at the end of its lifetime, when its activity has been read at least once
+    /// since this process has it (R-L5).
+    async fn pause_by_clock(&mut self, now: Timestamp) -> Next {
+        if now < self.guard.pause_not_before {
+            return Next::Continue;
+        }
+        if !self.guard.is_warm && now.since(self.guard.since) < WARM_UP_MAX {
+            self.guard.is_warm = self.activity().await.is_ok();
+            if !self.guard.is_warm {
+                return Next::Continue;
+            }
+        }
+        let (paused, next) = self.pause(Pause::default(), Actor::Sweeper).await;
+        if let Err(error) = paused {
+            tracing::warn!(sandbox = %self.record.id, error = ?error, "not paused at its end");
+            self.guard.pause_not_before = now.plus(AUTO_PAUSE_RETRY);
+        }
+        next
     }
 
     /// Whether a command or an execution keeps an idle clock from running out (R-L5). A fixed
     /// deadline asks nobody, and a window of zero means now.
-    async fn is_busy_inside(&self) -> bool {
+    async fn is_busy_inside(&mut self) -> bool {
         let Clocking::Idle {
             window_ms: Some(1..),
         } = self.record.lifetime.clocking
         else {
             return false;
         };
-        let deadline = self.deadline(ACTIVITY_BUDGET);
-        let agent = &self.dependencies.agent;
-        let token = &self.record.tokens.control;
-        let busy = agent.activity(&self.record.id, token, deadline).await;
-        let busy = busy.is_ok_and(|activity| activity.is_busy());
+        let activity = self.activity().await;
+        self.guard.is_warm |= activity.is_ok();
+        let busy = activity.is_ok_and(|activity| activity.keeps_awake(self.record.busy_with));
         if busy {
             self.entry.touch(self.dependencies.clock.now());
         }
         busy
     }
 
-    /// Removes the sandbox, whatever state it is in.
-    async fn end(
-        &mut self,
-        reason: EndReason,
-        by: Actor,
-        deadline: Deadline,
-    ) -> Result<Next, PlatformError> {
-        let id = self.record.id.clone();
-        self.record
-            .state
-            .begin(Operation::Kill)
-            .map_err(|_| PlatformError::NotFound(id.clone()))?;
-        let now = self.dependencies.clock.now();
-        if self.record.state != SandboxState::Killing {
-            self.record
-                .note(SandboxState::Killing, by.clone(), reason.to_string(), now);
-            self.record.ended = Some(sandhold_platform::Ended { at: now, reason });
-            self.entry.publish(&self.record);
-            // A full disk must not stop a delete: without the note, recovery still finds the
-            // directory and removes what is left of a sandbox whose processes are gone.
-            if let Err(error) = self
-                .dependencies
-                .persist(&self.record, Durability::Process)
-                .await
-            {
-                tracing::warn!(sandbox = %id, error = ?error, "the removal is not written down");
-            }
-            self.dependencies.faults.reach("remove.recorded");
-        }
-        let mut buried = self.record.clone();
-        let reason = buried
-            .ended
-            .take()
-            .map_or(EndReason::TimedOut, |ended| ended.reason);
-        buried.end(reason, by, now);
-        match remove::remove(&self.dependencies, &buried, deadline).await {
-            Ok(()) => {
-                self.record = buried;
-                self.retire();
-                Ok(Next::Stop)
-            }
-            Err(error) => {
-                tracing::warn!(sandbox = %id, error = ?error, "removal failed; it will be tried again");
-                let state = SandboxState::Killing;
-                Err(PlatformError::Busy {
-                    id,
-                    state,
-                    retry_after: BUSY_RETRY,
-                })
-            }
-        }
+    /// Asks the agent how busy it is, thawing the sandbox for that if need be.
+    pub(crate) async fn activity(&self) -> Result<Activity, AgentError> {
+        // Whether it can be thawed shows in whether it answers.
+        let _awake = self.dependencies.hold(&self.entry).await;
+        let deadline = self.deadline(ACTIVITY_BUDGET);
+        let agent = &self.dependencies.agent;
+        let token = &self.record.tokens.control;
+        agent.activity(&self.record.id, token, deadline).await
     }
 
-    fn retire(&mut self) {
-        tracing::info!(sandbox = %self.record.id, ended = ?self.record.ended, "sandbox gone");
-        let forgotten = self.registry.retire(self.record.clone());
-        if let Some(oldest) = forgotten {
-            let tombstone = self
-                .dependencies
-                .layout
-                .ended()
-                .join(format!("{oldest}.json"));
-            drop(tokio::task::spawn_blocking(move || {
-                std::fs::remove_file(tombstone)
-            }));
-        }
-    }
-
-    async fn change_lifetime(
+    pub(crate) async fn change_lifetime(
         &mut self,
         change: LifetimeChange,
         by: &Actor,
@@ -351,6 +421,9 @@ impl SandboxActor {
         let mut changed = self.record.clone();
         changed.lifetime = lifetime::after(self.record.lifetime, change, now);
         changed.last_activity = now;
+        if let LifetimeChange::Replace { after_ms } = change {
+            changed.life_ms = after_ms;
+        }
         if changed.lifetime != self.record.lifetime {
             let end = changed.lifetime.end(now);
             changed.note(
@@ -387,7 +460,7 @@ impl SandboxActor {
     }
 
     /// Makes a changed record the sandbox's own once it is on disk.
-    async fn commit(&mut self, changed: Record) -> Result<(), PlatformError> {
+    pub(crate) async fn commit(&mut self, changed: Record) -> Result<(), PlatformError> {
         self.dependencies
             .persist(&changed, Durability::Synced)
             .await?;
@@ -397,8 +470,18 @@ impl SandboxActor {
     }
 
     fn must_run(&self) -> Result<(), PlatformError> {
+        match self.may(Operation::Pause) {
+            Err(PlatformError::AlreadySo { id, state }) => {
+                Err(PlatformError::Conflict { id, state })
+            }
+            other => other,
+        }
+    }
+
+    /// Whether `operation` may begin now, by the transition table.
+    pub(crate) fn may(&self, operation: Operation) -> Result<(), PlatformError> {
         let id = self.record.id.clone();
-        match self.record.state.begin(Operation::Pause) {
+        match self.record.state.begin(operation) {
             Ok(_) => Ok(()),
             Err(TransitionRefused::Gone) => Err(PlatformError::NotFound(id)),
             Err(TransitionRefused::Busy(state)) => Err(PlatformError::Busy {
@@ -406,13 +489,12 @@ impl SandboxActor {
                 state,
                 retry_after: BUSY_RETRY,
             }),
-            Err(TransitionRefused::AlreadySo(state) | TransitionRefused::NotAllowed(state)) => {
-                Err(PlatformError::Conflict { id, state })
-            }
+            Err(TransitionRefused::AlreadySo(state)) => Err(PlatformError::AlreadySo { id, state }),
+            Err(TransitionRefused::NotAllowed(state)) => Err(PlatformError::Conflict { id, state }),
         }
     }
 
-    fn deadline(&self, budget: Duration) -> Deadline {
+    pub(crate) fn deadline(&self, budget: Duration) -> Deadline {
         Deadline::after(tokio::time::Instant::now().into_std(), budget)
     }
 }

@@ -56,6 +56,8 @@ pub struct Identity {
 pub struct Activity {
     /// Commands that run.
     pub processes: u64,
+    /// Those of them whose output nobody reads.
+    pub background_processes: u64,
     /// Code that is being executed.
     pub executions: u64,
     /// Streams that somebody holds open.
@@ -115,6 +117,29 @@ pub trait AgentControl: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Not ready in time.
     async fn wait_ready(
+        &self,
+        id: &SandboxId,
+        token: &Token,
+        deadline: Deadline,
+    ) -> Result<(), AgentError>;
+
+    /// Has it bring streams and files in order, because it is about to be captured.
+    ///
+    /// # Errors
+    /// No answer in time, or a refusal; it can be captured all the same.
+    async fn quiesce(
+        &self,
+        id: &SandboxId,
+        token: &Token,
+        deadline: Deadline,
+    ) -> Result<(), AgentError>;
+
+    /// Ends every process but the agent, and brings up what the template wants running, as a boot
+    /// from its files does.
+    ///
+    /// # Errors
+    /// No answer in time, or a refusal.
+    async fn restart(
         &self,
         id: &SandboxId,
         token: &Token,
@@ -205,6 +230,21 @@ impl HttpAgent {
             .map_err(|_| AgentError::Timeout)?
     }
 
+    /// Makes a call once that has neither a body nor an answer.
+    async fn tell(
+        &self,
+        id: &SandboxId,
+        token: &Token,
+        path: &str,
+        deadline: Deadline,
+    ) -> Result<(), AgentError> {
+        let request = (Method::POST, path, Bytes::new());
+        match self.call(id, token, request, deadline).await? {
+            (status, _) if status.is_success() => Ok(()),
+            (status, body) => Err(status_error(status, &body)),
+        }
+    }
+
     /// Repeats a call while the agent is not up yet: refused, reset, or answering 503.
     async fn call_until(
         &self,
@@ -287,6 +327,24 @@ impl AgentControl for HttpAgent {
     ) -> Result<(), AgentError> {
         self.call_until(id, token, (Method::GET, "/ready", Bytes::new()), deadline)
             .await
+    }
+
+    async fn quiesce(
+        &self,
+        id: &SandboxId,
+        token: &Token,
+        deadline: Deadline,
+    ) -> Result<(), AgentError> {
+        self.tell(id, token, "/quiesce", deadline).await
+    }
+
+    async fn restart(
+        &self,
+        id: &SandboxId,
+        token: &Token,
+        deadline: Deadline,
+    ) -> Result<(), AgentError> {
+        self.tell(id, token, "/restart", deadline).await
     }
 
     async fn activity(

@@ -118,6 +118,41 @@ pub(crate) fn check(
     Ok(())
 }
 
+/// Whether the sandboxes that are awake, one that is just being woken among them, fit.
+pub(crate) fn check_awake(room: &Room, policy: &CapacityPolicy) -> Result<(), Shortage> {
+    let others = Room {
+        sandboxes: room.sandboxes.saturating_sub(1),
+        ..*room
+    };
+    let counted = Resources {
+        memory_mib: 0,
+        ..Resources::default()
+    };
+    // A wake-up may use the reserve: it is what the reserve is for.
+    let policy = CapacityPolicy {
+        memory_reserve_mib: policy.memory_reserve_mib / 2,
+        disk_reserve_mib: 0,
+        ..*policy
+    };
+    check(&others, &policy, &counted, 0)
+}
+
+/// Whether an image of `image_bytes` fits on the disk beside the reserve for deletes.
+pub(crate) fn check_image(
+    room: &Room,
+    policy: &CapacityPolicy,
+    image_bytes: u64,
+) -> Result<(), Shortage> {
+    let needed_mib = policy.disk_reserve_mib / 2 + image_bytes.div_ceil(MIB);
+    if room.disk_available_mib < needed_mib {
+        return Err(Shortage::Disk {
+            available_mib: room.disk_available_mib,
+            needed_mib,
+        });
+    }
+    Ok(())
+}
+
 /// Reads what the machine has. A figure that cannot be read counts as nothing free, so that a
 /// create is refused rather than tried blindly.
 pub(crate) fn measure(data: &Path, memory_promised_mib: u64, sandboxes: usize) -> Room {

@@ -39,6 +39,7 @@ pub(crate) async fn make(
     let namespace = network(dependencies, record, blank).await?;
     dependencies.faults.reach("create.network");
     let (origin, token, warm) = origin(dependencies, build);
+    record.tokens.boot = token.clone();
     let spec = LaunchSpec {
         instance: dependencies.layout.instance(&record.id, record.incarnation),
         root_fs: build.root_fs.clone(),
@@ -139,7 +140,7 @@ pub(crate) fn boot_environment(build: &Build, control_token: &Token) -> Vec<Stri
 }
 
 /// Gives the sandbox its own identity (R-T6, architecture decision 5).
-async fn introduce(
+pub(crate) async fn introduce(
     dependencies: &Dependencies,
     record: &Record,
     current: &Token,
@@ -160,7 +161,7 @@ async fn introduce(
     introduced.map_err(|error| unresponsive(&error))
 }
 
-fn unresponsive(error: &AgentError) -> PlatformError {
+pub(crate) fn unresponsive(error: &AgentError) -> PlatformError {
     let mut detail = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {

@@ -1,13 +1,16 @@
 //! Sockets into sandboxes, for the gateway.
 
 use async_trait::async_trait;
-use sandhold_platform::{ActivityKind, DialError, Route, RouteLookup, Routes};
+use sandhold_platform::{
+    ActivityKind, DialError, Hold, Route, RouteLookup, Routes, StateChange, WakeError,
+};
 use sandhold_types::{Deadline, EndReason, SandboxId, SandboxState};
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::broadcast};
 
 use crate::{
     agent::{AGENT_PORT, INTERPRETER_PORT},
     node::Node,
+    wake,
 };
 
 #[async_trait]
@@ -38,6 +41,25 @@ impl Routes for Node {
             .map(|entry| entry.view());
         let running = views.filter(|view| view.state == SandboxState::Running);
         running.map(|sandbox| Route { sandbox }).collect()
+    }
+
+    async fn wake(&self, id: &SandboxId, deadline: Deadline) -> Result<Route, WakeError> {
+        let entry = self.registry().live(id).ok_or(WakeError::Gone)?;
+        wake::wake(&entry, deadline).await
+    }
+
+    async fn hold(&self, route: &Route) -> Result<Hold, DialError> {
+        let id = &route.sandbox.id;
+        let entry = self.registry().live(id).ok_or(DialError::Gone)?;
+        let held = self.dependencies().hold(&entry).await;
+        held.map_err(|error| {
+            tracing::debug!(sandbox = %id, %error, "it could not be thawed");
+            DialError::Gone
+        })
+    }
+
+    fn changes(&self) -> broadcast::Receiver<StateChange> {
+        self.registry().changes().subscribe()
     }
 
     async fn dial(

@@ -5,6 +5,7 @@
 //! <data>/node.json                 the node's tag, made once
 //! <data>/sandboxes/<id>/record.json
 //! <data>/sandboxes/<id>/engine/    the instance's directory, the engine's own
+//! <data>/sandboxes/<id>/image-<n>/ memory and files of its life n, while it sleeps
 //! <data>/ended/<id>.json           what is remembered of one that is gone
 //! ```
 
@@ -60,6 +61,8 @@ pub struct Layout {
     _lock: File,
 }
 
+/// How the directory of a captured life is called, before the life's number.
+pub(crate) const IMAGE_PREFIX: &str = "image-";
 /// How many characters keep two nodes on one machine apart.
 const TAG_LENGTH: usize = 6;
 
@@ -125,6 +128,12 @@ impl Layout {
 
     pub(crate) fn record(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("record.json")
+    }
+
+    /// Where life `incarnation` of the sandbox is captured to.
+    pub(crate) fn image(&self, id: &SandboxId, incarnation: Incarnation) -> PathBuf {
+        self.sandbox(id)
+            .join(format!("{IMAGE_PREFIX}{incarnation}"))
     }
 
     pub(crate) fn instance(&self, id: &SandboxId, incarnation: Incarnation) -> InstanceRef {

@@ -11,7 +11,7 @@ use std::{
 use sandhold_engine::{Engine, EngineError};
 use sandhold_images::Builds;
 use sandhold_network::{Network, NetworkError};
-use sandhold_platform::{Platform, PlatformError};
+use sandhold_platform::{Hold, Platform, PlatformError};
 use sandhold_types::{Actor, BuildId, Clock, Deadline, Entropy, SandboxId};
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -19,11 +19,12 @@ use tokio::{
 };
 
 use crate::{
-    actor::{Beginning, MAILBOX_MAX, SandboxActor},
+    actor::{Beginning, Guard, MAILBOX_MAX, SandboxActor},
     agent::AgentControl,
     auditor,
     blanks::{self, Shelf},
     capacity::CapacityPolicy,
+    doze::DozeCounts,
     faults::Faults,
     layout::{Durability, Layout},
     meter,
@@ -44,6 +45,9 @@ pub struct NodeConfig {
     /// Sandboxes that are started at the same time; others wait their turn. More than the machine
     /// has cores makes all of them slower and none faster.
     pub launches_max: usize,
+    /// How long a sandbox must be without use before its processes are frozen until the next use;
+    /// none for never.
+    pub doze_after: Option<Duration>,
 }
 
 impl Default for NodeConfig {
@@ -53,6 +57,7 @@ impl Default for NodeConfig {
             capacity: CapacityPolicy::default(),
             blanks_per_template: 2,
             launches_max: cores * 2,
+            doze_after: Some(Duration::from_secs(2)),
         }
     }
 }
@@ -78,9 +83,23 @@ pub struct Dependencies {
     pub faults: Faults,
     /// Turns for starting sandboxes.
     pub launches: Semaphore,
+    /// How often sandboxes doze off.
+    pub dozes: DozeCounts,
 }
 
 impl Dependencies {
+    /// Keeps a sandbox's processes running until the answer is dropped; thaws them if need be.
+    pub(crate) async fn hold(&self, entry: &Entry) -> Result<Hold, EngineError> {
+        let instance = || {
+            let view = entry.view();
+            self.layout.instance(&view.id, view.incarnation)
+        };
+        entry
+            .doze
+            .hold(self.engine.as_ref(), instance, &self.dozes)
+            .await
+    }
+
     /// Makes a directory for a blank.
     pub(crate) async fn mark_blank(&self, id: &SandboxId) -> Result<(), PlatformError> {
         let directory = self.layout.sandbox(id);
@@ -192,6 +211,7 @@ impl Node {
             background.spawn(sweeper::run(
                 node.dependencies.clone(),
                 node.registry.clone(),
+                node.config.doze_after,
             ));
             background.spawn(blanks::run(node.dependencies.clone(), node.shelf.clone()));
             background.spawn(auditor::run(
@@ -280,7 +300,8 @@ impl Node {
         beginning: Beginning,
     ) -> Result<Arc<Entry>, Full> {
         let (sender, mailbox) = mpsc::channel(MAILBOX_MAX);
-        let entry = Arc::new(Entry::new(&record, sender));
+        let changes = self.registry.changes().clone();
+        let entry = Arc::new(Entry::new(&record, sender, changes));
         self.registry
             .insert(entry.clone(), self.config.capacity.sandboxes_max)?;
         let actor = SandboxActor {
@@ -289,6 +310,8 @@ impl Node {
             entry: entry.clone(),
             record,
             mailbox,
+            policy: self.config.capacity,
+            guard: Guard::new(self.dependencies.clock.now()),
         };
         let mut actors = lock(&self.actors);
         while actors.try_join_next().is_some() {}
@@ -302,7 +325,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// File work, away from the threads that serve.
-async fn blocking(
+pub(crate) async fn blocking(
     step: &'static str,
     work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
 ) -> Result<(), PlatformError> {

@@ -4,14 +4,14 @@ use std::{fs, sync::Arc};
 
 use async_trait::async_trait;
 use sandhold_platform::{
-    CreateSandbox, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Platform,
-    PlatformError, SandboxView, TemplateStamp, TimeRange,
+    CreateSandbox, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Pause, Platform,
+    PlatformError, Resume, SandboxView, TemplateStamp, TimeRange, Woken,
 };
-use sandhold_types::{Actor, Deadline, SandboxId, SandboxState, Token};
-use tokio::sync::{mpsc, oneshot};
+use sandhold_types::{Actor, Deadline, SandboxId, Token};
+use tokio::sync::oneshot;
 
 use crate::{
-    actor::{BUSY_RETRY, Beginning, Command, Reply},
+    actor::{Beginning, Command, Reply},
     capacity, meter,
     node::Node,
     record::{Record, Tokens},
@@ -42,6 +42,7 @@ impl Platform for Node {
             access: Token::generate("ea_", entropy),
             traffic: Token::generate("ta_", entropy),
             control: Token::generate("", entropy),
+            boot: Token::new(String::new()),
         };
         let alias = (request.template != build.template.as_str()).then(|| request.template.clone());
         let template = TemplateStamp {
@@ -97,6 +98,54 @@ impl Platform for Node {
         deadline: Deadline,
     ) -> Result<(), PlatformError> {
         self.ask(id, deadline, |reply| Command::Kill {
+            by,
+            deadline,
+            reply,
+        })
+        .await
+    }
+
+    async fn pause(
+        &self,
+        id: &SandboxId,
+        pause: Pause,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.ask(id, deadline, |reply| Command::Pause { pause, by, reply })
+            .await
+    }
+
+    async fn resume(
+        &self,
+        id: &SandboxId,
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        if self.is_stopping() {
+            return Err(PlatformError::ShuttingDown);
+        }
+        self.ask(id, deadline, |reply| Command::Resume {
+            resume,
+            by,
+            deadline,
+            reply,
+        })
+        .await
+    }
+
+    async fn connect(
+        &self,
+        id: &SandboxId,
+        running: LifetimeChange,
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<(Arc<SandboxView>, Woken), PlatformError> {
+        self.ask(id, deadline, |reply| Command::Connect {
+            running,
+            resume,
             by,
             deadline,
             reply,
@@ -217,26 +266,9 @@ impl Node {
         deadline: Deadline,
         command: impl FnOnce(Reply<T>) -> Command,
     ) -> Result<T, PlatformError> {
-        let not_found = || PlatformError::NotFound(id.clone());
-        let entry = self.registry().live(id).ok_or_else(not_found)?;
-        let (reply, answer) = oneshot::channel();
-        let busy = |state: SandboxState| PlatformError::Busy {
-            id: id.clone(),
-            state,
-            retry_after: BUSY_RETRY,
-        };
-        match entry.mailbox.try_send(command(reply)) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Closed(_)) => return Err(not_found()),
-            Err(mpsc::error::TrySendError::Full(_)) => return Err(busy(entry.view().state)),
-        }
-        let at = tokio::time::Instant::from_std(deadline.instant());
-        match tokio::time::timeout_at(at, answer).await {
-            Ok(Ok(answer)) => answer,
-            // The actor ended with the command in its mailbox: the sandbox is gone.
-            Ok(Err(_)) => Err(not_found()),
-            Err(_) => Err(busy(entry.view().state)),
-        }
+        let entry = self.registry().live(id);
+        let entry = entry.ok_or_else(|| PlatformError::NotFound(id.clone()))?;
+        entry.ask(deadline, command).await
     }
 }
 

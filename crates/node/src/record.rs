@@ -3,10 +3,12 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use sandhold_platform::{
-    CreateSandbox, Egress, Ended, HistoryEvent, Owner, PublicTraffic, SandboxView, TemplateStamp,
+    AutoResume, BusyWith, CreateSandbox, Egress, Ended, HistoryEvent, Owner, PublicTraffic,
+    SandboxView, Sleep, TemplateStamp,
 };
 use sandhold_types::{
-    Actor, EndReason, Incarnation, Lifetime, Resources, SandboxId, SandboxState, Timestamp, Token,
+    Actor, Clocking, EndReason, Incarnation, Lifetime, Resources, SandboxId, SandboxState,
+    Timestamp, Token,
 };
 
 use crate::{
@@ -32,6 +34,18 @@ pub(crate) struct Record {
     pub(crate) started_at: Timestamp,
     pub(crate) last_activity: Timestamp,
     pub(crate) lifetime: Lifetime,
+    /// How long it was to live when that was last said, for wake-ups that say nothing.
+    #[serde(default)]
+    pub(crate) life_ms: Option<u64>,
+    #[serde(default)]
+    pub(crate) auto_resume: AutoResume,
+    #[serde(default)]
+    pub(crate) busy_with: BusyWith,
+    #[serde(default)]
+    pub(crate) sleep: Option<Sleep>,
+    /// The capture that it would be woken from.
+    #[serde(default)]
+    pub(crate) image: Option<Image>,
     pub(crate) resources: Resources,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) env_vars: BTreeMap<String, String>,
@@ -44,6 +58,25 @@ pub(crate) struct Record {
     pub(crate) ended: Option<Ended>,
 }
 
+/// A captured life of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Image {
+    /// Which life.
+    pub(crate) of: Incarnation,
+    /// Whether all of it is known to be there.
+    pub(crate) proof: Proof,
+}
+
+/// What is known of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Proof {
+    /// The engine said that all of it is there, and the guest's processes are gone as they should.
+    Complete,
+    /// The capture was cut short, or nobody heard its answer. Only waking it can tell.
+    Missing,
+}
+
 /// The secrets of one sandbox.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Tokens {
@@ -53,6 +86,14 @@ pub(crate) struct Tokens {
     pub(crate) traffic: Token,
     #[serde(with = "token_text")]
     pub(crate) control: Token,
+    /// The control token in the environment that its first process was booted with, which engines
+    /// compare when they restore. Opens nothing any more.
+    #[serde(with = "token_text", default = "no_token")]
+    pub(crate) boot: Token,
+}
+
+fn no_token() -> Token {
+    Token::new(String::new())
 }
 
 mod token_text {
@@ -65,6 +106,15 @@ mod token_text {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Token, D::Error> {
         String::deserialize(d).map(Token::new)
+    }
+}
+
+/// How long a lifetime that begins at `now` is; `None` is without end.
+pub(crate) fn life_ms(lifetime: &Lifetime, now: Timestamp) -> Option<u64> {
+    match lifetime.clocking {
+        Clocking::Deadline { end } if end == Timestamp::FAR_FUTURE => None,
+        Clocking::Deadline { end } => u64::try_from(end.since(now).as_millis()).ok(),
+        Clocking::Idle { window_ms } => window_ms,
     }
 }
 
@@ -91,7 +141,12 @@ impl Record {
             incarnation: Incarnation::INITIAL,
             started_at: now,
             last_activity: now,
+            life_ms: life_ms(&request.lifetime, now),
             lifetime: request.lifetime,
+            auto_resume: request.auto_resume,
+            busy_with: request.busy_with,
+            sleep: None,
+            image: None,
             resources,
             metadata: request.metadata,
             env_vars: request.env_vars,
@@ -154,6 +209,8 @@ impl Record {
             incarnation: self.incarnation,
             started_at: self.started_at,
             lifetime: self.lifetime,
+            auto_resume: self.auto_resume,
+            sleep: self.sleep,
             last_activity: self.last_activity,
             resources: self.resources,
             metadata: self.metadata.clone(),

@@ -4,11 +4,12 @@
 //!  directories ∪ engine's listing ∪ network's listing
 //!        │
 //!        ▼ plan(record, engine's truth)
-//!  adopt │ finish the removal │ undo │ sweep up
+//!  adopt │ leave asleep │ undo or prove a pause │ finish the removal │ undo a create │ sweep up
 //! ```
 //!
 //! Invariants: a sandbox whose record says `running` and whose processes live is kept; one whose
-//! create was not acknowledged is undone; whatever has no record is swept up. A listing that
+//! record says `paused` or `resuming` has no processes when this is done, and its image is kept; one
+//! whose create was not acknowledged is undone; whatever has no record is swept up. A listing that
 //! failed stops the start rather than being taken for an empty one (R-G11).
 
 use std::{
@@ -19,14 +20,19 @@ use std::{
 };
 
 use sandhold_engine::InstanceStatus;
-use sandhold_types::{Deadline, EndReason, Incarnation, SandboxId, SandboxState};
+use sandhold_platform::{PauseKeeps, Sleep};
+use sandhold_types::{Actor, Deadline, EndReason, Incarnation, SandboxId, SandboxState};
+
+use tokio::sync::oneshot;
 
 use crate::{
     actor::{Beginning, end_reason},
+    layout::Durability,
     node::{Dependencies, Node, NodeError},
-    record::Record,
-    registry::{ENDED_MAX, Entry},
+    record::{Image, Proof, Record},
+    registry::{ENDED_MAX, Entry, Full},
     remove,
+    sleep::{self, CAPTURE_BUDGET},
 };
 
 /// How long the removal of one piece of rubbish may take.
@@ -46,7 +52,15 @@ pub struct RecoveryReport {
 /// What is to be done with a sandbox that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Plan {
+    /// It runs; it is kept.
     Adopt,
+    /// Its pause did not come about: it runs, and is kept.
+    UndoPause,
+    /// It sleeps, or a wake-up was cut short: nothing of its processes may be left.
+    Asleep,
+    /// Its pause was cut short after its processes had gone.
+    Doubtful,
+    /// It has ended.
     End(EndReason),
 }
 
@@ -64,6 +78,9 @@ fn plan(record: &Record, status: &InstanceStatus) -> Plan {
         (SandboxState::Running, InstanceStatus::Unknown) => Plan::End(EndReason::EngineFailed {
             detail: "its processes were gone after a restart".to_owned(),
         }),
+        (SandboxState::Paused | SandboxState::Resuming, _) => Plan::Asleep,
+        (SandboxState::Pausing, InstanceStatus::Running) => Plan::UndoPause,
+        (SandboxState::Pausing, _) => Plan::Doubtful,
         (state, _) => Plan::End(EndReason::CreateFailed {
             step: format!("the node was restarted while it was {state}"),
         }),
@@ -75,12 +92,17 @@ pub(crate) async fn recover(node: &Node) -> Result<RecoveryReport, NodeError> {
     let dependencies = node.dependencies();
     let mut report = RecoveryReport::default();
     let mut ending = Vec::new();
+    let mut doubtful = Vec::new();
     remember_ended(node).await?;
     let found = Found::collect(dependencies).await?;
     for id in &found.all {
         match found.records.get(id) {
-            Some(record) => match recover_one(node, record.clone()).await? {
+            Some(record) => match recover_one(node, record.clone(), &found).await? {
                 Recovered::Adopted => report.adopted += 1,
+                Recovered::Doubtful(proved) => {
+                    report.adopted += 1;
+                    doubtful.push(proved);
+                }
                 Recovered::Ending(entry) => ending.push(entry),
             },
             None => {
@@ -91,12 +113,17 @@ pub(crate) async fn recover(node: &Node) -> Result<RecoveryReport, NodeError> {
     }
     report.ended = ending.len();
     wait_for_ends(&ending).await;
+    let proofs = futures::future::join_all(doubtful);
+    if tokio::time::timeout(CAPTURE_BUDGET, proofs).await.is_err() {
+        tracing::warn!("it is not known yet of every cut short pause whether it can be woken");
+    }
     Ok(report)
 }
 
 /// What became of a sandbox that had a record.
 enum Recovered {
     Adopted,
+    Doubtful(oneshot::Receiver<()>),
     Ending(Arc<Entry>),
 }
 
@@ -160,26 +187,120 @@ impl Found {
     }
 }
 
-async fn recover_one(node: &Node, record: Record) -> Result<Recovered, NodeError> {
+async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recovered, NodeError> {
     let dependencies = node.dependencies();
     let instance = dependencies.layout.instance(&record.id, record.incarnation);
+    if record.state == SandboxState::Pausing {
+        // A capture that the earlier process began may still be at work.
+        let now = tokio::time::Instant::now().into_std();
+        let deadline = Deadline::after(now, CAPTURE_BUDGET);
+        dependencies.engine.settle(&instance, deadline).await?;
+    }
     let status = dependencies.engine.inspect(&instance).await?;
-    match plan(&record, &status) {
+    let plan = plan(&record, &status);
+    let mut record = record;
+    let now = dependencies.clock.now();
+    let mut doubtful = None;
+    let beginning = match plan {
         Plan::Adopt => {
             dependencies.engine.thaw(&instance).await?;
-            let mut record = record;
             // An idle window begins anew: what happened meanwhile was not seen (R-L5).
-            record.last_activity = dependencies.clock.now();
-            node.start_actor(record, Beginning::Adopted)
-                .map(|_| Recovered::Adopted)
+            record.last_activity = now;
+            sleep::remove_images(dependencies, &record.id, None).await;
+            Beginning::Adopted
         }
-        Plan::End(reason) => node
-            .start_actor(record, Beginning::Ending(reason))
-            .map(Recovered::Ending),
-    }
-    .map_err(|full| NodeError::TooMany {
+        Plan::UndoPause => {
+            dependencies.engine.thaw(&instance).await?;
+            record.last_activity = now;
+            let reason = "its pause was cut short by a restart".to_owned();
+            record.note(SandboxState::Running, Actor::Recovery, reason, now);
+            write(dependencies, &record).await?;
+            sleep::remove_images(dependencies, &record.id, None).await;
+            Beginning::Adopted
+        }
+        Plan::Asleep => {
+            put_to_rest(dependencies, &record, found).await?;
+            if record.state == SandboxState::Resuming {
+                let reason = "its wake-up was cut short by a restart".to_owned();
+                record.note(SandboxState::Paused, Actor::Recovery, reason, now);
+                write(dependencies, &record).await?;
+            }
+            let kept = record.image.map(|image| image.of);
+            sleep::remove_images(dependencies, &record.id, kept).await;
+            Beginning::Adopted
+        }
+        Plan::Doubtful => {
+            put_to_rest(dependencies, &record, found).await?;
+            record.sleep = Some(Sleep {
+                since: now,
+                keeps: PauseKeeps::Everything,
+            });
+            record.image = Some(Image {
+                of: record.incarnation,
+                proof: Proof::Missing,
+            });
+            let reason = "its pause was cut short by a restart".to_owned();
+            record.note(SandboxState::Paused, Actor::Recovery, reason, now);
+            write(dependencies, &record).await?;
+            let (done, proved) = oneshot::channel();
+            doubtful = Some(proved);
+            Beginning::Doubtful(done)
+        }
+        Plan::End(reason) => {
+            return node
+                .start_actor(record, Beginning::Ending(reason))
+                .map(Recovered::Ending)
+                .map_err(too_many);
+        }
+    };
+    node.start_actor(record, beginning).map_err(too_many)?;
+    Ok(doubtful.map_or(Recovered::Adopted, Recovered::Doubtful))
+}
+
+fn too_many(full: Full) -> NodeError {
+    NodeError::TooMany {
         sandboxes_max: full.sandboxes_max,
+    }
+}
+
+async fn write(dependencies: &Dependencies, record: &Record) -> Result<(), NodeError> {
+    let written = dependencies.persist(record, Durability::Process).await;
+    written.map_err(|source| NodeError::Sweep {
+        sandbox: record.id.clone(),
+        source: source.into(),
     })
+}
+
+/// Removes whatever processes and network there are of a sandbox that sleeps.
+async fn put_to_rest(
+    dependencies: &Dependencies,
+    record: &Record,
+    found: &Found,
+) -> Result<(), NodeError> {
+    let mut lives = found
+        .incarnations
+        .get(&record.id)
+        .cloned()
+        .unwrap_or_default();
+    lives.insert(record.incarnation);
+    clear(dependencies, &record.id, &lives).await
+}
+
+async fn clear(
+    dependencies: &Dependencies,
+    id: &SandboxId,
+    lives: &BTreeSet<Incarnation>,
+) -> Result<(), NodeError> {
+    let now = tokio::time::Instant::now().into_std();
+    let deadline = Deadline::after(now, SWEEP_BUDGET);
+    for life in lives {
+        let removed = remove::remove_resources(dependencies, id, *life, deadline).await;
+        removed.map_err(|source| NodeError::Sweep {
+            sandbox: id.clone(),
+            source: source.into(),
+        })?;
+    }
+    Ok(())
 }
 
 /// Removes what has no record: it was never acknowledged to anybody.
@@ -188,16 +309,13 @@ async fn sweep_up(
     id: &SandboxId,
     found: &Found,
 ) -> Result<(), NodeError> {
-    let now = tokio::time::Instant::now().into_std();
-    let deadline = Deadline::after(now, SWEEP_BUDGET);
     let first = BTreeSet::from([Incarnation::INITIAL]);
-    for incarnation in found.incarnations.get(id).unwrap_or(&first) {
-        let removed = remove::remove_resources(dependencies, id, *incarnation, deadline).await;
-        removed.map_err(|source| NodeError::Sweep {
-            sandbox: id.clone(),
-            source: source.into(),
-        })?;
-    }
+    clear(
+        dependencies,
+        id,
+        found.incarnations.get(id).unwrap_or(&first),
+    )
+    .await?;
     let removed = remove::remove_directory(dependencies, id).await;
     removed.map_err(|source| NodeError::Sweep {
         sandbox: id.clone(),

@@ -13,14 +13,23 @@ use std::{
     time::Duration,
 };
 
-use sandhold_platform::{MetricSample, SandboxView};
-use sandhold_types::{SandboxId, SandboxState, Timestamp, Token};
-use tokio::sync::mpsc;
+use sandhold_platform::{MetricSample, PlatformError, SandboxView, StateChange};
+use sandhold_types::{Deadline, SandboxId, SandboxState, Timestamp, Token};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use crate::{actor::Command, meter::Ring, record::Record};
+use crate::{
+    actor::{BUSY_RETRY, Command, Reply},
+    doze::Doze,
+    meter::Ring,
+    record::Record,
+    wake::Waiters,
+};
 
 /// How many ended sandboxes are remembered; the oldest are forgotten first.
 pub(crate) const ENDED_MAX: usize = 4096;
+
+/// State changes that a slow listener may be behind; then it is told that it missed some.
+const CHANGES_MAX: usize = 1024;
 
 /// How much older than the newest activity a published view may be. Publishing copies the view, so
 /// it is not done for every request.
@@ -34,6 +43,10 @@ pub(crate) struct Entry {
     last_activity_ms: AtomicU64,
     pub(crate) mailbox: mpsc::Sender<Command>,
     pub(crate) meter: Ring,
+    pub(crate) doze: Doze,
+    pub(crate) waiters: Waiters,
+    state: watch::Sender<SandboxState>,
+    changes: broadcast::Sender<StateChange>,
 }
 
 #[derive(Debug, Clone)]
@@ -43,8 +56,16 @@ struct Published {
 }
 
 impl Entry {
-    pub(crate) fn new(record: &Record, mailbox: mpsc::Sender<Command>) -> Self {
+    pub(crate) fn new(
+        record: &Record,
+        mailbox: mpsc::Sender<Command>,
+        changes: broadcast::Sender<StateChange>,
+    ) -> Self {
         Self {
+            doze: Doze::default(),
+            waiters: Waiters::default(),
+            state: watch::Sender::new(record.state),
+            changes,
             id: record.id.clone(),
             view: RwLock::new(Published::of(record)),
             last_activity_ms: AtomicU64::new(record.last_activity.unix_ms()),
@@ -79,7 +100,56 @@ impl Entry {
         }
         self.last_activity_ms
             .fetch_max(newest.unix_ms(), Ordering::AcqRel);
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = published;
+        let before = {
+            let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *view, published).view
+        };
+        if (before.state, before.incarnation) != (record.state, record.incarnation) {
+            self.tell(record);
+        }
+    }
+
+    /// Pushes a transition to whoever listens.
+    fn tell(&self, record: &Record) {
+        self.state.send_replace(record.state);
+        // Without listeners there is nobody to tell.
+        let _ = self.changes.send(StateChange {
+            sandbox: record.id.clone(),
+            state: record.state,
+            incarnation: record.incarnation,
+        });
+    }
+
+    /// The sandbox's states from now on.
+    pub(crate) fn states(&self) -> watch::Receiver<SandboxState> {
+        self.state.subscribe()
+    }
+
+    /// Tells the sandbox's actor something and waits for its answer, within the deadline.
+    pub(crate) async fn ask<T>(
+        &self,
+        deadline: Deadline,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, PlatformError> {
+        let not_found = || PlatformError::NotFound(self.id.clone());
+        let busy = |state: SandboxState| PlatformError::Busy {
+            id: self.id.clone(),
+            state,
+            retry_after: BUSY_RETRY,
+        };
+        let (reply, answer) = oneshot::channel();
+        match self.mailbox.try_send(command(reply)) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(not_found()),
+            Err(mpsc::error::TrySendError::Full(_)) => return Err(busy(self.view().state)),
+        }
+        let at = tokio::time::Instant::from_std(deadline.instant());
+        match tokio::time::timeout_at(at, answer).await {
+            Ok(Ok(answer)) => answer,
+            // The actor ended with the command in its mailbox: the sandbox is gone.
+            Ok(Err(_)) => Err(not_found()),
+            Err(_) => Err(busy(self.view().state)),
+        }
     }
 
     /// The newest activity.
@@ -124,9 +194,19 @@ pub(crate) struct Full {
 }
 
 /// All sandboxes of the node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Registry {
     inner: RwLock<Inner>,
+    changes: broadcast::Sender<StateChange>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self {
+            inner: RwLock::default(),
+            changes: broadcast::Sender::new(CHANGES_MAX),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -137,6 +217,11 @@ struct Inner {
 }
 
 impl Registry {
+    /// Where state changes are pushed.
+    pub(crate) fn changes(&self) -> &broadcast::Sender<StateChange> {
+        &self.changes
+    }
+
     /// Adds a sandbox unless there are too many; counted and added in one step.
     pub(crate) fn insert(&self, entry: Arc<Entry>, sandboxes_max: usize) -> Result<(), Full> {
         let mut inner = self.write();
@@ -160,18 +245,27 @@ impl Registry {
         self.read().live.values().cloned().collect()
     }
 
-    /// The sum of memory limits of all that is there, in MiB, and how many there are.
+    /// The sum of memory limits of all that is awake, in MiB, and how many sandboxes there are. One
+    /// that sleeps uses no memory; waking it is checked like a create.
     pub(crate) fn promised(&self) -> (u64, usize) {
         let inner = self.read();
-        let mib = |entry: &Arc<Entry>| u64::from(entry.view().resources.memory_mib);
-        (inner.live.values().map(mib).sum(), inner.live.len())
+        let awake = |entry: &Arc<Entry>| {
+            let view = entry.view();
+            (view.state != SandboxState::Paused).then_some(u64::from(view.resources.memory_mib))
+        };
+        (
+            inner.live.values().filter_map(awake).sum(),
+            inner.live.len(),
+        )
     }
 
     /// Moves a sandbox from the living to the remembered. Returns the one that had to be forgotten.
     pub(crate) fn retire(&self, record: Record) -> Option<SandboxId> {
         debug_assert_eq!(record.state, SandboxState::Killed);
         let mut inner = self.write();
-        inner.live.remove(&record.id);
+        if let Some(entry) = inner.live.remove(&record.id) {
+            entry.tell(&record);
+        }
         inner.ended_order.push_back(record.id.clone());
         inner.ended.insert(record.id.clone(), Arc::new(record));
         if inner.ended_order.len() <= ENDED_MAX {

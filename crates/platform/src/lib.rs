@@ -23,10 +23,13 @@ mod templates;
 
 use async_trait::async_trait;
 pub use error::PlatformError;
-pub use routes::{ActivityKind, DialError, Route, RouteLookup, Routes};
+pub use routes::{
+    ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, StateChange, WakeError,
+};
 pub use sandbox::{
-    CreateSandbox, Egress, Ended, HistoryEvent, IpBlock, LifetimeChange, LogLine, MetricSample,
-    Owner, PublicTraffic, SandboxView, TemplateStamp, TimeRange,
+    AUTO_RESUME_MIN_MS, AutoResume, BusyWith, CreateSandbox, Egress, Ended, GuestHealth,
+    HistoryEvent, IpBlock, LifetimeChange, LogLine, MetricSample, NewLifetime, Owner, Pause,
+    PauseKeeps, PublicTraffic, Resume, SandboxView, Sleep, TemplateStamp, TimeRange, Waking, Woken,
 };
 use sandhold_types::{Actor, Deadline, SandboxId};
 use std::sync::Arc;
@@ -63,6 +66,46 @@ pub trait Platform: Send + Sync + std::fmt::Debug {
         by: Actor,
         deadline: Deadline,
     ) -> Result<(), PlatformError>;
+
+    /// Puts it to sleep: memory and files go to disk, and nothing of it uses memory or processor
+    /// any more (R-L4). Goes on to its end if the caller gives up.
+    ///
+    /// # Errors
+    /// [`PlatformError::AlreadySo`] if it sleeps already; busy; or the capture failed, and then it
+    /// goes on running if the engine let it live.
+    async fn pause(
+        &self,
+        id: &SandboxId,
+        pause: Pause,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError>;
+
+    /// Brings it back where it was (R-L4). A failed wake-up leaves it asleep.
+    ///
+    /// # Errors
+    /// [`PlatformError::AlreadySo`] if it runs; busy; no room; or the step that failed.
+    async fn resume(
+        &self,
+        id: &SandboxId,
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError>;
+
+    /// Wakes it as `resume` says if it sleeps; if it runs, its life is changed by `running`. Which
+    /// of the two is decided under its lock (R-L2).
+    ///
+    /// # Errors
+    /// Busy; no room; or the step that failed.
+    async fn connect(
+        &self,
+        id: &SandboxId,
+        running: LifetimeChange,
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<(Arc<SandboxView>, Woken), PlatformError>;
 
     /// Changes when its life ends and returns it as it is after that (R-L11).
     ///

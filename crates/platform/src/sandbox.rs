@@ -55,6 +55,39 @@ pub enum PublicTraffic {
     TokenRequired,
 }
 
+/// Whether a request to a sleeping sandbox wakes it (R-L6, R-L7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AutoResume {
+    /// Only an explicit call wakes it.
+    #[default]
+    Off,
+    /// Any request to it does.
+    On,
+}
+
+/// Which of its commands keep a sandbox from being idle (R-L5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BusyWith {
+    /// Every command that runs.
+    #[default]
+    AnyCommand,
+    /// Only commands whose output somebody reads; one in the background does not count.
+    AttachedCommands,
+}
+
+/// What a pause keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PauseKeeps {
+    /// Memory and files: processes go on where they were.
+    #[default]
+    Everything,
+    /// Files: the next resume starts its processes anew.
+    Files,
+}
+
 /// A request to make a sandbox. Already authenticated and checked; limits are the node's.
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
@@ -66,6 +99,10 @@ pub struct CreateSandbox {
     pub template: String,
     /// How it ends. For a deadline clock the end is counted from when the request came in.
     pub lifetime: Lifetime,
+    /// Whether traffic wakes it when it sleeps.
+    pub auto_resume: AutoResume,
+    /// What keeps its idle window open.
+    pub busy_with: BusyWith,
     /// Free text pairs of the caller.
     pub metadata: BTreeMap<String, String>,
     /// Environment of its processes.
@@ -100,6 +137,15 @@ pub struct Ended {
     pub reason: EndReason,
 }
 
+/// A pause that lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Sleep {
+    /// Since when.
+    pub since: Timestamp,
+    /// What was kept.
+    pub keeps: PauseKeeps,
+}
+
 /// A sandbox as it was last published by its owner.
 #[derive(Debug, Clone)]
 pub struct SandboxView {
@@ -117,6 +163,10 @@ pub struct SandboxView {
     pub started_at: Timestamp,
     /// Its clock.
     pub lifetime: Lifetime,
+    /// Whether traffic wakes it when it sleeps.
+    pub auto_resume: AutoResume,
+    /// Since when it sleeps and what was kept, if it does.
+    pub sleep: Option<Sleep>,
     /// The newest activity (R-L5).
     pub last_activity: Timestamp,
     /// Its limits.
@@ -166,6 +216,68 @@ pub enum LifetimeChange {
     },
     /// What happens at the end of it.
     OnTimeout(OnTimeout),
+}
+
+/// Whether the guest has to answer before it is put to sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GuestHealth {
+    /// A silent guest is put to sleep as it is.
+    #[default]
+    Any,
+    /// A silent guest is an error, and goes on as it is.
+    MustAnswer,
+}
+
+/// A request to put a sandbox to sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pause {
+    /// What to keep.
+    pub keeps: PauseKeeps,
+    /// Whether the guest has to answer first.
+    pub health: GuestHealth,
+}
+
+/// How a sleeping sandbox comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Waking {
+    /// As it was paused.
+    #[default]
+    AsPaused,
+    /// Its files only; processes start anew.
+    ColdBoot,
+}
+
+/// The lifetime of a sandbox that was woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewLifetime {
+    /// This many milliseconds from now; `None` is never.
+    After(Option<u64>),
+    /// As long as it was made for, and at least [`AUTO_RESUME_MIN_MS`] on a deadline clock; an idle
+    /// window begins anew.
+    AsMade,
+}
+
+/// The least life on a deadline clock that an automatic wake-up gives (wire contract 1.4).
+pub const AUTO_RESUME_MIN_MS: u64 = 300_000;
+
+/// A request to wake a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Resume {
+    /// How it comes back.
+    pub waking: Waking,
+    /// Its lifetime from then on.
+    pub lifetime: NewLifetime,
+    /// What happens at the end of that, if it is to change.
+    pub on_timeout: Option<OnTimeout>,
+}
+
+/// Whether a call woke the sandbox or found it awake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// It slept.
+    Yes,
+    /// It ran.
+    No,
 }
 
 /// A span of time; an open end is open.

@@ -67,7 +67,9 @@ const VERSION_MAX: Duration = Duration::from_secs(10);
 const NODE_TAG_LENGTH: usize = 6;
 const MIB: u64 = 1024 * 1024;
 /// The verbs of `runsc` that we call; none of them outlives the process that called it.
-const VERBS: [&str; 5] = ["run", "restore", "checkpoint", "create", "start"];
+const VERBS: [&str; 4] = ["run", "restore", "create", "start"];
+/// The verb of a capture. An earlier process's is let go on: the guest may be half on disk already.
+const CAPTURE_VERB: &str = "checkpoint";
 
 /// How to run gVisor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -542,7 +544,7 @@ impl Engine for GvisorEngine {
         self.thaw(instance).await?;
         fs::create_dir_all(image_directory).map_err(file_error("make", image_directory))?;
         let files = InstanceFiles::new(&instance.directory);
-        let mut arguments = vec!["checkpoint".to_owned(), "--compression=none".to_owned()];
+        let mut arguments = vec![CAPTURE_VERB.to_owned(), "--compression=none".to_owned()];
         if after == AfterCapture::Continue {
             arguments.push("--leave-running".to_owned());
         }
@@ -557,6 +559,28 @@ impl Engine for GvisorEngine {
             log: files.log(),
         };
         self.runsc.run(call, deadline).await
+    }
+
+    async fn settle(&self, instance: &InstanceRef, deadline: Deadline) -> Result<(), EngineError> {
+        let (root, name) = (self.root_argument(), instance.id.to_string());
+        loop {
+            let captures = process::find(|line| {
+                line.contains(&root)
+                    && line.iter().any(|a| a == CAPTURE_VERB)
+                    && line.iter().any(|a| mentions(a, &name))
+            });
+            let captures = captures.map_err(file_error("list", Path::new("/proc")))?;
+            if captures.is_empty() {
+                return Ok(());
+            }
+            if deadline.remaining(Instant::now()).is_zero() {
+                return Err(EngineError::Deadline {
+                    step: "waiting for the capture of",
+                    instance: instance.id.clone(),
+                });
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     async fn freeze(&self, instance: &InstanceRef) -> Result<(), EngineError> {

@@ -1,0 +1,221 @@
+//! How a sandbox is put to disk and brought back (R-L4, R-L10): the steps; who decides is the actor.
+//!
+//! ```text
+//!  pause   record (pausing) ─▶ quiesce ─▶ capture ─▶ record (paused) ─▶ processes ─▶ network
+//!  resume  record (resuming) ─▶ network ─▶ restore ─▶ identity ─▶ record (running) ─▶ image gone
+//! ```
+//!
+//! Each arrow is a fault point. Invariants:
+//! - The image is there, whole, before a record says `paused`; processes go only after that.
+//! - The image goes only after a record says `running` again; a wake-up that fails leaves it.
+//! - What the engine says of a capture is checked against what became of the processes.
+
+use std::{fs, io, sync::Arc, time::Duration};
+
+use sandhold_engine::{AfterCapture, EngineError, ExitCause, InstanceStatus, LaunchSpec, Origin};
+use sandhold_images::Build;
+use sandhold_platform::{PauseKeeps, PlatformError, Waking};
+use sandhold_types::{Deadline, Incarnation, SandboxId};
+
+use crate::{
+    create::{self, boot_environment, unresponsive},
+    layout::IMAGE_PREFIX,
+    node::{Dependencies, blocking},
+    record::{Proof, Record},
+};
+
+/// How long a capture may take. Nobody's deadline: one that is given up half-way costs the sandbox.
+pub(crate) const CAPTURE_BUDGET: Duration = Duration::from_secs(300);
+/// How long the processes may take to go after a capture that took them along.
+const END_GRACE: Duration = Duration::from_secs(5);
+/// How long a capture that was given up may go on.
+const SETTLE_BUDGET: Duration = Duration::from_secs(60);
+/// How long the agent may take to bring its streams and files in order before a capture.
+const QUIESCE_BUDGET: Duration = Duration::from_millis(500);
+
+/// What became of a sandbox that was to be captured.
+#[derive(Debug)]
+pub(crate) enum Captured {
+    /// It is on disk and its processes are gone.
+    Asleep(Proof),
+    /// It runs on, and there is no image.
+    Running(PlatformError),
+    /// Its processes are gone and there is no image.
+    Lost(ExitCause),
+    /// It could not be found out.
+    Unknown(PlatformError),
+}
+
+fn after(budget: Duration) -> Deadline {
+    Deadline::after(tokio::time::Instant::now().into_std(), budget)
+}
+
+fn engine_error(step: &'static str, source: EngineError) -> PlatformError {
+    PlatformError::Engine {
+        step,
+        source: source.into(),
+    }
+}
+
+/// Captures a running sandbox and finds out what became of it.
+pub(crate) async fn capture(dependencies: &Dependencies, record: &Record) -> Captured {
+    let quiet =
+        dependencies
+            .agent
+            .quiesce(&record.id, &record.tokens.control, after(QUIESCE_BUDGET));
+    if let Err(error) = quiet.await {
+        // A silent guest is captured as it is.
+        tracing::debug!(sandbox = %record.id, %error, "captured without having been told");
+    }
+    dependencies.faults.reach("pause.quiesced");
+    let instance = dependencies.layout.instance(&record.id, record.incarnation);
+    let image = dependencies.layout.image(&record.id, record.incarnation);
+    let told = dependencies
+        .engine
+        .capture(&instance, &image, AfterCapture::Stop, after(CAPTURE_BUDGET))
+        .await;
+    dependencies.faults.reach("pause.captured");
+    if told.is_ok() {
+        // The processes may take a moment to go.
+        let _ = tokio::time::timeout(END_GRACE, dependencies.engine.wait(&instance)).await;
+    }
+    truth(dependencies, record, told.err()).await
+}
+
+/// What became of a sandbox whose capture was begun: by what is there, whatever was told (R-L10).
+pub(crate) async fn truth(
+    dependencies: &Dependencies,
+    record: &Record,
+    told: Option<EngineError>,
+) -> Captured {
+    const STEP: &str = "capturing it";
+    let instance = dependencies.layout.instance(&record.id, record.incarnation);
+    let settled = dependencies.engine.settle(&instance, after(SETTLE_BUDGET));
+    if let Err(error) = settled.await {
+        return Captured::Unknown(engine_error(STEP, error));
+    }
+    let status = match dependencies.engine.inspect(&instance).await {
+        Ok(status) => status,
+        Err(error) => return Captured::Unknown(engine_error(STEP, error)),
+    };
+    let cause = match status {
+        InstanceStatus::Running => {
+            let error = told.map_or_else(
+                || PlatformError::Engine {
+                    step: STEP,
+                    source: "it said that it was done, and the processes run on".into(),
+                },
+                |error| engine_error(STEP, error),
+            );
+            return Captured::Running(error);
+        }
+        InstanceStatus::Ended(cause) => cause,
+        InstanceStatus::Unknown => ExitCause::Crashed("its processes are gone".to_owned()),
+    };
+    match (has_image(dependencies, record).await, told) {
+        (true, None) => Captured::Asleep(Proof::Complete),
+        (true, Some(_)) => Captured::Asleep(Proof::Missing),
+        (false, _) => Captured::Lost(cause),
+    }
+}
+
+/// Whether there is anything of an image of the sandbox's present life.
+async fn has_image(dependencies: &Dependencies, record: &Record) -> bool {
+    let image = dependencies.layout.image(&record.id, record.incarnation);
+    let look = move || fs::read_dir(image).is_ok_and(|mut entries| entries.next().is_some());
+    tokio::task::spawn_blocking(look).await.unwrap_or(false)
+}
+
+/// Restores the sandbox's image into a new life, which `record` already names, and returns when
+/// the guest answers. On an error the caller removes what is left of that life.
+pub(crate) async fn wake(
+    dependencies: &Dependencies,
+    record: &Record,
+    waking: Waking,
+    deadline: Deadline,
+) -> Result<(), PlatformError> {
+    let attached = dependencies
+        .network
+        .attach(&record.id, &record.egress)
+        .await;
+    let attached = attached.map_err(|source| PlatformError::Node {
+        step: "building its network",
+        source: source.into(),
+    })?;
+    dependencies.faults.reach("resume.network");
+    let spec = launch_spec(dependencies, record, attached.namespace)?;
+    let launched = dependencies.engine.launch(&spec, deadline).await;
+    launched.map_err(|source| engine_error("waking it", source))?;
+    dependencies.faults.reach("resume.launched");
+    create::introduce(dependencies, record, &record.tokens.control, deadline).await?;
+    dependencies.faults.reach("resume.introduced");
+    let keeps = record
+        .sleep
+        .map_or(PauseKeeps::Everything, |sleep| sleep.keeps);
+    if waking == Waking::ColdBoot || keeps == PauseKeeps::Files {
+        let (id, token) = (&record.id, &record.tokens.control);
+        let agent = &dependencies.agent;
+        let restarted = agent.restart(id, token, deadline).await;
+        restarted.map_err(|error| unresponsive(&error))?;
+        let ready = agent.wait_ready(id, token, deadline).await;
+        ready.map_err(|error| unresponsive(&error))?;
+    }
+    Ok(())
+}
+
+fn launch_spec(
+    dependencies: &Dependencies,
+    record: &Record,
+    network_namespace: std::path::PathBuf,
+) -> Result<LaunchSpec, PlatformError> {
+    let image = record.image.ok_or_else(|| PlatformError::Node {
+        step: "finding its image",
+        source: "the record names none".into(),
+    })?;
+    let build = build(dependencies, record)?;
+    Ok(LaunchSpec {
+        instance: dependencies.layout.instance(&record.id, record.incarnation),
+        root_fs: build.root_fs.clone(),
+        origin: Origin::Image {
+            directory: dependencies.layout.image(&record.id, image.of),
+            command: build.command.clone(),
+            environment: boot_environment(&build, &record.tokens.boot),
+        },
+        network_namespace,
+        resources: record.resources,
+        hostname: record.id.to_string(),
+    })
+}
+
+fn build(dependencies: &Dependencies, record: &Record) -> Result<Arc<Build>, PlatformError> {
+    let build = dependencies.builds.build(&record.template.build);
+    build.ok_or_else(|| PlatformError::Node {
+        step: "finding what it was made from",
+        source: format!("build {} is not there", record.template.build).into(),
+    })
+}
+
+/// Removes every captured life of the sandbox except `kept`. What cannot be removed now goes with
+/// the sandbox's directory.
+pub(crate) async fn remove_images(
+    dependencies: &Dependencies,
+    id: &SandboxId,
+    kept: Option<Incarnation>,
+) {
+    let directory = dependencies.layout.sandbox(id);
+    let kept = kept.map(|incarnation| dependencies.layout.image(id, incarnation));
+    let remove = move || -> io::Result<()> {
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let is_image = name.is_some_and(|name| name.starts_with(IMAGE_PREFIX));
+            if is_image && Some(&path) != kept.as_ref() {
+                fs::remove_dir_all(&path)?;
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = blocking("removing an old image", remove).await {
+        tracing::warn!(sandbox = %id, error = ?error, "an image is left");
+    }
+}
