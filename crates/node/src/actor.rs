@@ -375,7 +375,11 @@ impl SandboxActor {
                 return Next::Continue;
             }
         }
-        let (paused, next) = self.pause(Pause::default(), Actor::Sweeper).await;
+        let pause = Pause {
+            keeps: self.record.timeout_keeps,
+            ..Pause::default()
+        };
+        let (paused, next) = self.pause(pause, Actor::Sweeper).await;
         if let Err(error) = paused {
             tracing::warn!(sandbox = %self.record.id, error = ?error, "not paused at its end");
             self.guard.pause_not_before = now.plus(AUTO_PAUSE_RETRY);

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, fs, io, path::Path};
 
 use sandhold_platform::{
-    AutoResume, BusyWith, CreateSandbox, Egress, Ended, HistoryEvent, Owner, PublicTraffic,
-    SandboxView, Sleep, TemplateStamp,
+    AutoResume, BusyWith, CreateSandbox, Egress, Ended, HistoryEvent, Owner, PauseKeeps,
+    PublicTraffic, SandboxView, Sleep, TemplateStamp,
 };
 use sandhold_types::{
     Actor, Clocking, EndReason, Incarnation, Lifetime, Resources, SandboxId, SandboxState,
@@ -41,6 +41,8 @@ pub(crate) struct Record {
     pub(crate) auto_resume: AutoResume,
     #[serde(default)]
     pub(crate) busy_with: BusyWith,
+    #[serde(default)]
+    pub(crate) timeout_keeps: PauseKeeps,
     #[serde(default)]
     pub(crate) sleep: Option<Sleep>,
     /// The capture that it would be woken from.
@@ -145,6 +147,7 @@ impl Record {
             lifetime: request.lifetime,
             auto_resume: request.auto_resume,
             busy_with: request.busy_with,
+            timeout_keeps: request.timeout_keeps,
             sleep: None,
             image: None,
             resources,
@@ -210,6 +213,7 @@ impl Record {
             started_at: self.started_at,
             lifetime: self.lifetime,
             auto_resume: self.auto_resume,
+            busy_with: self.busy_with,
             sleep: self.sleep,
             last_activity: self.last_activity,
             resources: self.resources,

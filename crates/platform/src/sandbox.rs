@@ -103,6 +103,8 @@ pub struct CreateSandbox {
     pub auto_resume: AutoResume,
     /// What keeps its idle window open.
     pub busy_with: BusyWith,
+    /// What a pause at the end of its lifetime keeps.
+    pub timeout_keeps: PauseKeeps,
     /// Free text pairs of the caller.
     pub metadata: BTreeMap<String, String>,
     /// Environment of its processes.
@@ -165,6 +167,8 @@ pub struct SandboxView {
     pub lifetime: Lifetime,
     /// Whether traffic wakes it when it sleeps.
     pub auto_resume: AutoResume,
+    /// What keeps its idle window open.
+    pub busy_with: BusyWith,
     /// Since when it sleeps and what was kept, if it does.
     pub sleep: Option<Sleep>,
     /// The newest activity (R-L5).
@@ -192,9 +196,13 @@ pub struct SandboxView {
 }
 
 impl SandboxView {
-    /// When its lifetime is over, by its clock and its newest activity.
+    /// When its lifetime is over, by its clock and its newest activity. No clock runs while it
+    /// sleeps (R-L6).
     #[must_use]
     pub fn end_at(&self) -> Timestamp {
+        if self.state == SandboxState::Paused {
+            return Timestamp::FAR_FUTURE;
+        }
         self.lifetime.end(self.last_activity)
     }
 }
