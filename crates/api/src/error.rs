@@ -45,8 +45,12 @@ pub(crate) enum ApiError {
     BodyTimeout,
     #[error("{0} is not supported yet")]
     NotSupported(String),
-    #[error("sandbox {id} is already {state}")]
-    AlreadySo { id: String, state: SandboxState },
+    #[error("sandbox {id} is {state}; try again in {} s", retry_after.as_secs())]
+    Overlap {
+        id: String,
+        state: SandboxState,
+        retry_after: Duration,
+    },
     #[error("{0}")]
     Conflict(String),
     #[error("a request with this Idempotency-Key is still being carried out")]
@@ -96,8 +100,9 @@ impl ApiError {
             Self::MethodNotAllowed => ErrorCode::MethodNotAllowed,
             Self::TooLarge { .. } => ErrorCode::TooLarge,
             Self::NotSupported(_) => ErrorCode::NotSupported,
-            Self::AlreadySo { .. } => ErrorCode::AlreadySo,
-            Self::Conflict(_) | Self::IdempotencyInProgress => ErrorCode::Conflict,
+            Self::Conflict(_) | Self::IdempotencyInProgress | Self::Overlap { .. } => {
+                ErrorCode::Conflict
+            }
             Self::IdempotencyMismatch => ErrorCode::IdempotencyMismatch,
             Self::TooMany(_) => ErrorCode::TooManyRequests,
             Self::Deadline { .. } => ErrorCode::DeadlineExceeded,
@@ -110,6 +115,7 @@ impl ApiError {
     fn retry(&self) -> Retry {
         match self {
             Self::IdempotencyInProgress => Retry::After(IN_PROGRESS_RETRY),
+            Self::Overlap { retry_after, .. } => Retry::After(*retry_after),
             Self::Platform(error) => error.retry(),
             other => other.code().default_retry(),
         }

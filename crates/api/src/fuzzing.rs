@@ -2,7 +2,7 @@
 //! API.
 
 use sandhold_platform::Owner;
-use sandhold_types::Timestamp;
+use sandhold_types::{Clocking, Timestamp};
 
 use crate::{
     DefaultLifetimes, Dialect, Limits,
@@ -12,7 +12,9 @@ use crate::{
         create::{CreateBody, CreateContext},
         filter::{self, Filter},
         keys::NewKeyBody,
-        lifetime::{ConnectBody, RefreshBody, RouteGeneration, TimeoutBody},
+        lifetime::{
+            ConnectBody, ConnectRules, PauseBody, RefreshBody, RouteGeneration, TimeoutBody,
+        },
         network::NetworkBody,
         observe,
     },
@@ -26,9 +28,19 @@ pub fn bodies(bytes: &[u8]) {
         for dialect in [Dialect::E2b, Dialect::Cube] {
             create(bytes, generation, dialect, &limits);
             if let Ok(body) = parse_body::<ConnectBody>(bytes) {
-                let _ = body.change(generation, dialect, defaults, limits.timeout_s_max);
+                let rules = ConnectRules {
+                    generation,
+                    dialect,
+                    defaults,
+                    seconds_max: limits.timeout_s_max,
+                };
+                let clocking = Clocking::Idle { window_ms: Some(1) };
+                let _ = body.connect(clocking, rules);
             }
         }
+    }
+    if let Ok(body) = parse_body::<PauseBody>(bytes) {
+        let _ = body.pause();
     }
     if let Ok(body) = parse_body::<TimeoutBody>(bytes) {
         let _ = body.change(limits.timeout_s_max);

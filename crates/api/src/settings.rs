@@ -76,6 +76,8 @@ impl Default for Limits {
 pub struct Budgets {
     /// A create.
     pub create: Duration,
+    /// Putting a sandbox to sleep, and waking it.
+    pub sleep: Duration,
     /// Everything else.
     pub other: Duration,
     /// How long an idempotency key is remembered.
@@ -86,6 +88,7 @@ impl Default for Budgets {
     fn default() -> Self {
         Self {
             create: Duration::from_secs(60),
+            sleep: Duration::from_secs(60),
             other: Duration::from_secs(30),
             idempotency_kept: Duration::from_secs(24 * 3600),
         }

@@ -36,9 +36,14 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::{body::Incoming, client::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use sandhold_gateway::{Gateway, GatewayConfig, serve};
-use sandhold_platform::{ActivityKind, DialError, Route, RouteLookup, Routes};
+use sandhold_platform::{
+    ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, StateChange, WakeError,
+};
 use sandhold_types::{Deadline, SandboxId, SystemClock};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::broadcast,
+};
 
 #[path = "../tests/gateway/view.rs"]
 mod view;
@@ -111,6 +116,8 @@ struct OneSandbox {
     upstream: SocketAddr,
     route: Route,
     touches: AtomicU64,
+    holds: Arc<Holds>,
+    changes: broadcast::Sender<StateChange>,
 }
 
 #[async_trait]
@@ -121,6 +128,25 @@ impl Routes for OneSandbox {
 
     fn live(&self) -> Vec<Route> {
         vec![self.route.clone()]
+    }
+
+    async fn wake(&self, id: &SandboxId, _: Deadline) -> Result<Route, WakeError> {
+        match self.route(id) {
+            RouteLookup::Live(route) => Ok(route),
+            _ => Err(WakeError::NotAllowed),
+        }
+    }
+
+    fn try_hold(&self, _: &Route) -> Option<Hold> {
+        Some(self.holds.hold())
+    }
+
+    async fn hold(&self, _: &Route) -> Result<Hold, DialError> {
+        Ok(self.holds.hold())
+    }
+
+    fn changes(&self) -> broadcast::Receiver<StateChange> {
+        self.changes.subscribe()
     }
 
     async fn dial(&self, _: &Route, _: u16, _: Deadline) -> Result<TcpStream, DialError> {
@@ -141,6 +167,8 @@ async fn gateway(upstream: SocketAddr) {
             sandbox: Arc::new(view::view(view::ID, 1)),
         },
         touches: AtomicU64::new(0),
+        holds: Arc::default(),
+        changes: broadcast::Sender::new(1),
     };
     let gateway = Gateway::new(
         Arc::new(routes),

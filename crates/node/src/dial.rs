@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use sandhold_platform::{
-    ActivityKind, DialError, Hold, Route, RouteLookup, Routes, StateChange, WakeError,
+    ActivityKind, DialError, Hold, Route, RouteLookup, Routes, SandboxView, StateChange, WakeError,
 };
 use sandhold_types::{Deadline, EndReason, SandboxId, SandboxState};
 use tokio::{net::TcpStream, sync::broadcast};
@@ -12,6 +12,11 @@ use crate::{
     node::Node,
     wake,
 };
+
+/// Whether a sandbox still is in the life that the route is for.
+fn runs_as(view: &SandboxView, route: &Route) -> bool {
+    view.incarnation == route.incarnation() && view.state == SandboxState::Running
+}
 
 #[async_trait]
 impl Routes for Node {
@@ -48,14 +53,24 @@ impl Routes for Node {
         wake::wake(&entry, deadline).await
     }
 
+    fn try_hold(&self, route: &Route) -> Option<Hold> {
+        let entry = self.registry().live(&route.sandbox.id)?;
+        let hold = entry.doze.try_hold();
+        hold.filter(|_| runs_as(&entry.view(), route))
+    }
+
     async fn hold(&self, route: &Route) -> Result<Hold, DialError> {
         let id = &route.sandbox.id;
         let entry = self.registry().live(id).ok_or(DialError::Gone)?;
-        let held = self.dependencies().hold(&entry).await;
-        held.map_err(|error| {
+        let hold = self.dependencies().hold(&entry).await.map_err(|error| {
             tracing::debug!(sandbox = %id, %error, "it could not be thawed");
             DialError::Gone
-        })
+        })?;
+        if runs_as(&entry.view(), route) {
+            Ok(hold)
+        } else {
+            Err(DialError::Gone)
+        }
     }
 
     fn changes(&self) -> broadcast::Receiver<StateChange> {
@@ -70,8 +85,7 @@ impl Routes for Node {
     ) -> Result<TcpStream, DialError> {
         let id = &route.sandbox.id;
         let entry = self.registry().live(id).ok_or(DialError::Gone)?;
-        let view = entry.view();
-        if view.incarnation != route.incarnation() || view.state != SandboxState::Running {
+        if !runs_as(&entry.view(), route) {
             return Err(DialError::Gone);
         }
         let dependencies = self.dependencies();

@@ -85,10 +85,10 @@ impl Doze {
         instance: impl FnOnce() -> InstanceRef,
         counts: &DozeCounts,
     ) -> Result<Hold, EngineError> {
-        let hold = self.holds.hold();
-        if !self.frozen.load(Ordering::SeqCst) {
+        if let Some(hold) = self.try_hold() {
             return Ok(hold);
         }
+        let hold = self.holds.hold();
         let _turn = self.turning.lock().await;
         if self.frozen.load(Ordering::SeqCst) {
             engine.thaw(&instance()).await?;
@@ -96,6 +96,12 @@ impl Doze {
             counts.thawed.fetch_add(1, Ordering::Relaxed);
         }
         Ok(hold)
+    }
+
+    /// Keeps the processes running until the answer is dropped, unless they are frozen.
+    pub(crate) fn try_hold(&self) -> Option<Hold> {
+        let hold = self.holds.hold();
+        (!self.frozen.load(Ordering::SeqCst)).then_some(hold)
     }
 
     /// Freezes the processes unless somebody holds them. Returns whether they are frozen now.

@@ -165,6 +165,9 @@ pub trait Routes: Send + Sync + std::fmt::Debug {
     /// It will not run, or not before the deadline.
     async fn wake(&self, id: &SandboxId, deadline: Deadline) -> Result<Route, WakeError>;
 
+    /// [`Self::hold`], if that needs no waiting: the processes are not frozen. Never waits.
+    fn try_hold(&self, route: &Route) -> Option<Hold>;
+
     /// Makes sure that the processes of exactly this incarnation run, and keeps them from being
     /// frozen for idleness until the answer is dropped (architecture, decision 6). To be held from
     /// before a request is sent until its answer has ended.

@@ -24,7 +24,7 @@ use sandhold_engine::{
 use sandhold_gateway::{Drained, Gateway, GatewayConfig};
 use sandhold_images::Catalogue;
 use sandhold_network::{LinuxNetwork, Network};
-use sandhold_node::{Dependencies, Faults, HttpAgent, Layout, Node, NodeConfig};
+use sandhold_node::{Dependencies, DozeCounts, Faults, HttpAgent, Layout, Node, NodeConfig};
 use sandhold_store::{SqliteStore, Store};
 use sandhold_types::{Clock, Entropy, FaultPlan, SystemClock, SystemEntropy};
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -35,6 +35,9 @@ use crate::settings;
 const KILL_ALL_BUDGET: Duration = Duration::from_secs(60);
 /// How often the bytes of deleted templates are looked for.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// When a sandbox dozes off, unless told otherwise.
+const DOZE_AFTER_MS: u64 = 2_000;
 
 /// Options of `sandhold up`.
 #[derive(Debug, clap::Args)]
@@ -52,12 +55,22 @@ pub(crate) struct Args {
     /// What becomes of the sandboxes when the server stops in good order.
     #[arg(long, value_enum, default_value_t = OnExit::Keep)]
     on_exit: OnExit,
+    /// How long a sandbox must be without use before its processes are frozen until the next use,
+    /// in milliseconds; 0 for never.
+    #[arg(long, env = "SANDHOLD_DOZE_AFTER_MS", default_value_t = DOZE_AFTER_MS)]
+    doze_after_ms: u64,
     /// Log as JSON lines.
     #[arg(long)]
     log_json: bool,
     /// Die by SIGKILL at this journalled step (`step` or `step:count`); for recovery tests.
     #[arg(long, hide = true)]
     fault_at: Option<FaultPlan>,
+}
+
+impl Args {
+    fn doze_after(&self) -> Option<Duration> {
+        (self.doze_after_ms > 0).then(|| Duration::from_millis(self.doze_after_ms))
+    }
 }
 
 /// What becomes of the sandboxes when the server stops.
@@ -103,7 +116,10 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let engine = build_engine(layout.tag()).await?;
     let catalogue = open_catalogue(&layout, engine.as_ref(), clock.clone()).await?;
     let network: Arc<dyn Network> = Arc::new(LinuxNetwork::new(layout.tag()).await?);
-    let config = NodeConfig::default();
+    let config = NodeConfig {
+        doze_after: args.doze_after(),
+        ..NodeConfig::default()
+    };
     let dependencies = Dependencies {
         engine,
         builds: catalogue.clone(),
@@ -114,6 +130,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         layout,
         faults: Faults::new(args.fault_at),
         launches: Semaphore::new(config.launches_max),
+        dozes: DozeCounts::default(),
     };
     let (node, report) = Node::start(dependencies, config).await?;
     tracing::info!(?report, "recovered");

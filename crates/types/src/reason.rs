@@ -29,6 +29,22 @@ pub enum Actor {
     Operator,
 }
 
+impl Actor {
+    /// Which kind of actor it is, by its stable name.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Client { .. } => "client",
+            Self::Gateway => "gateway",
+            Self::Sweeper => "sweeper",
+            Self::Recovery => "recovery",
+            Self::Reclaimer => "reclaimer",
+            Self::Sandbox => "sandbox",
+            Self::Operator => "operator",
+        }
+    }
+}
+
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

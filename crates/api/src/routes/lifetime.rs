@@ -1,4 +1,6 @@
-//! Renewals. Each tells the new end, so that a caller that cannot renew can stop (R-L11).
+//! Renewals, sleep and waking. Each renewal tells the new end, so that a caller that cannot renew
+//! can stop (R-L11). Nothing is decided here from a state that was read: the platform decides under
+//! the sandbox's lock (R-L2).
 
 use std::sync::Arc;
 
@@ -8,18 +10,19 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use sandhold_platform::{LifetimeChange, SandboxView};
-use sandhold_types::SandboxState;
+use sandhold_platform::{LifetimeChange, PlatformError, SandboxView, Woken};
 
 use super::sandboxes::{find, within};
 use crate::{
-    ApiState,
+    ApiState, Dialect,
     auth::Caller,
     error::ApiError,
     request::{JsonBody, Meta, Segment},
     wire::{
-        lifetime::{ConnectBody, RefreshBody, RouteGeneration, TimeoutBody},
-        sandbox::{SandboxBody, WireState},
+        lifetime::{
+            ConnectBody, ConnectRules, PauseBody, RefreshBody, RouteGeneration, TimeoutBody,
+        },
+        sandbox::SandboxBody,
     },
 };
 
@@ -106,49 +109,88 @@ async fn connect(
     body: &ConnectBody,
     generation: RouteGeneration,
 ) -> Result<Response, ApiError> {
-    let (view, told) = find(&state, &caller, id)?;
-    let wanted = body.change(
-        generation,
-        meta.dialect,
-        state.settings.default_lifetimes,
-        state.settings.limits.timeout_s_max,
-    )?;
-    if told == WireState::Paused {
-        return Err(not_running(&view));
-    }
-    let view = change(&state, &caller, &meta, &view, wanted).await?;
-    let body = Json(SandboxBody::of(&view, &state.settings));
-    Ok((StatusCode::OK, new_end(&view), body).into_response())
+    let (view, _) = find(&state, &caller, id)?;
+    let wanted = body.connect(view.lifetime.clocking, rules(&state, &meta, generation))?;
+    let deadline = meta.deadline(state.settings.budgets.sleep);
+    let actor = caller.actor(&meta);
+    let connecting =
+        state
+            .platform
+            .connect(&view.id, wanted.running, wanted.asleep, actor, deadline);
+    let connected = within(deadline, "waking the sandbox", connecting).await;
+    let (view, woken) = connected.map_err(|error| overlap(error, &meta, generation))?;
+    let status = match woken {
+        Woken::Yes => StatusCode::CREATED,
+        Woken::No => StatusCode::OK,
+    };
+    Ok(awake(&state, status, &view))
 }
 
-/// A paused sandbox cannot be woken yet; one in transition soon is one or the other.
-fn not_running(view: &SandboxView) -> ApiError {
-    if view.state == SandboxState::Paused {
-        return ApiError::NotSupported(String::from("waking a paused sandbox"));
+fn rules(state: &ApiState, meta: &Meta, generation: RouteGeneration) -> ConnectRules {
+    ConnectRules {
+        generation,
+        dialect: meta.dialect,
+        defaults: state.settings.default_lifetimes,
+        seconds_max: state.settings.limits.timeout_s_max,
     }
-    ApiError::Platform(sandhold_platform::PlatformError::Busy {
-        id: view.id.clone(),
-        state: view.state,
-        retry_after: std::time::Duration::from_secs(2),
-    })
+}
+
+/// CubeSandbox's clients are told of an operation that holds the sandbox by another status (wire
+/// contract 1.4).
+fn overlap(error: ApiError, meta: &Meta, generation: RouteGeneration) -> ApiError {
+    match error {
+        ApiError::Platform(PlatformError::Busy {
+            id,
+            state,
+            retry_after,
+        }) if (generation, meta.dialect) == (RouteGeneration::First, Dialect::Cube) => {
+            ApiError::Overlap {
+                id: id.to_string(),
+                state,
+                retry_after,
+            }
+        }
+        other => other,
+    }
+}
+
+fn awake(state: &ApiState, status: StatusCode, view: &SandboxView) -> Response {
+    let body = Json(SandboxBody::of(view, &state.settings));
+    (status, new_end(view), body).into_response()
 }
 
 /// `POST /sandboxes/{id}/resume`
 pub(crate) async fn resume(
     State(state): State<ApiState>,
     caller: Caller,
+    meta: Meta,
     Segment(id): Segment,
     JsonBody(body): JsonBody<ConnectBody>,
 ) -> Result<Response, ApiError> {
-    let (view, told) = find(&state, &caller, &id)?;
-    if body.auto_pause == Some(true) {
-        return Err(ApiError::NotSupported(String::from("autoPause")));
-    }
-    Err(match told {
-        WireState::Running => ApiError::AlreadySo {
-            id: view.id.to_string(),
-            state: SandboxState::Running,
-        },
-        WireState::Paused => not_running(&view),
-    })
+    let (view, _) = find(&state, &caller, &id)?;
+    let rules = rules(&state, &meta, RouteGeneration::First);
+    let wanted = body.resume_only(view.lifetime.clocking, rules)?;
+    let deadline = meta.deadline(state.settings.budgets.sleep);
+    let actor = caller.actor(&meta);
+    let resuming = state.platform.resume(&view.id, wanted, actor, deadline);
+    let view = within(deadline, "waking the sandbox", resuming).await?;
+    Ok(awake(&state, StatusCode::CREATED, &view))
+}
+
+/// `POST /sandboxes/{id}/pause`
+pub(crate) async fn pause(
+    State(state): State<ApiState>,
+    caller: Caller,
+    meta: Meta,
+    Segment(id): Segment,
+    JsonBody(body): JsonBody<PauseBody>,
+) -> Result<StatusCode, ApiError> {
+    let (view, _) = find(&state, &caller, &id)?;
+    let deadline = meta.deadline(state.settings.budgets.sleep);
+    let actor = caller.actor(&meta);
+    let pausing = state
+        .platform
+        .pause(&view.id, body.pause(), actor, deadline);
+    within(deadline, "putting the sandbox to sleep", pausing).await?;
+    Ok(StatusCode::NO_CONTENT)
 }

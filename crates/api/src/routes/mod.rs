@@ -64,6 +64,7 @@ fn sandbox_routes() -> Router<ApiState> {
         .route("/sandboxes/{id}/connect", post(lifetime::connect_first))
         .route("/v2/sandboxes/{id}/connect", post(lifetime::connect_second))
         .route("/sandboxes/{id}/resume", post(lifetime::resume))
+        .route("/sandboxes/{id}/pause", post(lifetime::pause))
         .route("/sandboxes/{id}/network", put(sandboxes::change_network))
         .route("/sandboxes/{id}/metrics", get(observe::metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_first))

@@ -85,16 +85,19 @@ pub(crate) async fn within<T>(
 pub(crate) async fn get(
     State(state): State<ApiState>,
     caller: Caller,
+    meta: Meta,
     Segment(id): Segment,
 ) -> Result<Json<SandboxDetail>, ApiError> {
     let (view, told) = find(&state, &caller, &id)?;
-    Ok(Json(SandboxDetail::of(&view, told, &state.settings)))
+    let detail = SandboxDetail::of(&view, told, meta.dialect, &state.settings);
+    Ok(Json(detail))
 }
 
 /// `GET /v2/sandboxes`
 pub(crate) async fn list(
     State(state): State<ApiState>,
     caller: Caller,
+    meta: Meta,
     query: Query,
 ) -> Result<Response, ApiError> {
     let filter = Filter::read(&query)?;
@@ -118,23 +121,28 @@ pub(crate) async fn list(
         }
     }
     headers.insert(TOTAL_RUNNING, HeaderValue::from(running(&state, &caller)));
-    Ok((headers, Json(bodies(&state, &wanted))).into_response())
+    Ok((headers, Json(bodies(&state, &meta, &wanted))).into_response())
 }
 
 /// `GET /sandboxes`: all running ones, in one answer.
 pub(crate) async fn list_first(
     State(state): State<ApiState>,
     caller: Caller,
+    meta: Meta,
     query: Query,
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
     let filter = Filter::read_first_generation(&query)?;
     let wanted = matching(&state, &caller, &filter);
-    Ok(Json(bodies(&state, &wanted)))
+    Ok(Json(bodies(&state, &meta, &wanted)))
 }
 
-fn bodies(state: &ApiState, wanted: &[(Arc<SandboxView>, WireState)]) -> Vec<ListedSandbox> {
+fn bodies(
+    state: &ApiState,
+    meta: &Meta,
+    wanted: &[(Arc<SandboxView>, WireState)],
+) -> Vec<ListedSandbox> {
     let body = |(view, told): &(Arc<SandboxView>, WireState)| {
-        ListedSandbox::of(view, *told, &state.settings)
+        ListedSandbox::of(view, *told, meta.dialect, &state.settings)
     };
     wanted.iter().map(body).collect()
 }

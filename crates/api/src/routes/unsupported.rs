@@ -14,7 +14,6 @@ pub(super) fn routes() -> Router<ApiState> {
     let volumes = || get(volumes_and_secrets).post(volumes_and_secrets);
     let one_volume = || volumes().delete(volumes_and_secrets);
     Router::new()
-        .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/fork", post(fork))
         .route("/sandboxes/{id}/snapshots", post(snapshot))
         .route("/sandboxes/{id}/rollback", post(rollback))
@@ -43,10 +42,6 @@ fn refuse(state: &ApiState, caller: &Caller, id: &str, what: &str) -> ApiError {
         Ok(_) => not_supported(what),
         Err(not_found) => not_found,
     }
-}
-
-async fn pause(State(state): State<ApiState>, caller: Caller, Segment(id): Segment) -> ApiError {
-    refuse(&state, &caller, &id, "pausing")
 }
 
 async fn fork(State(state): State<ApiState>, caller: Caller, Segment(id): Segment) -> ApiError {

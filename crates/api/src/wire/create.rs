@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::{
     WholeSeconds,
+    lifecycle::{AutoFields, AutoResumeBody, LifecycleBody, Policy},
     lifetime::{ClockSigns, RouteGeneration, new_lifetime},
     network::NetworkBody,
     refuse,
@@ -43,26 +44,6 @@ struct IamBody {
     tokens: Option<Value>,
 }
 
-#[derive(Debug, Deserialize)]
-struct AutoResumeBody {
-    enabled: Option<bool>,
-}
-
-/// Cube's nested policy.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct LifecycleBody {
-    on_timeout: Option<OnTimeoutBody>,
-    auto_resume: Option<bool>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum OnTimeoutBody {
-    Kill,
-    Pause,
-}
-
 /// What a create is, beside its body.
 #[derive(Debug)]
 pub(crate) struct CreateContext<'a> {
@@ -84,17 +65,22 @@ impl CreateBody {
     ) -> Result<CreateSandbox, ApiError> {
         self.refuse_what_cannot_be_had()?;
         let limits = context.limits;
+        let auto = AutoFields {
+            auto_pause: self.auto_pause,
+            auto_pause_memory: self.auto_pause_memory,
+            auto_resume: self.auto_resume,
+        };
         let signs = ClockSigns {
             generation: context.generation,
             dialect: context.dialect,
-            has_auto_fields: self.auto_pause.is_some()
-                || self.auto_pause_memory.is_some()
-                || self.auto_resume.is_some(),
+            has_auto_fields: auto.is_any_given(),
             has_lifecycle: self.lifecycle.is_some(),
         };
+        let policy = Policy::of(&auto, self.lifecycle.as_ref())?;
         let lifetime = new_lifetime(
             signs,
             self.timeout,
+            policy.on_timeout,
             context.defaults,
             limits.timeout_s_max,
             context.now,
@@ -111,6 +97,9 @@ impl CreateBody {
             request: context.request,
             template: check_template_name(self.template_id, limits)?,
             lifetime,
+            auto_resume: policy.auto_resume,
+            busy_with: policy.busy_with,
+            timeout_keeps: policy.timeout_keeps,
             metadata,
             env_vars,
             egress: network.egress,
@@ -121,24 +110,6 @@ impl CreateBody {
     }
 
     fn refuse_what_cannot_be_had(&self) -> Result<(), ApiError> {
-        let no = |what: &str| Err(ApiError::NotSupported(String::from(what)));
-        if self.auto_pause_memory == Some(false) && self.auto_pause != Some(true) {
-            return Err(ApiError::invalid("autoPauseMemory", "needs autoPause"));
-        }
-        if self.auto_pause == Some(true) {
-            return no("autoPause");
-        }
-        if self.auto_resume.as_ref().and_then(|auto| auto.enabled) == Some(true) {
-            return no("autoResume");
-        }
-        if let Some(lifecycle) = &self.lifecycle {
-            if lifecycle.on_timeout == Some(OnTimeoutBody::Pause) {
-                return no("lifecycle.onTimeout=pause");
-            }
-            if lifecycle.auto_resume == Some(true) {
-                return no("lifecycle.autoResume");
-            }
-        }
         refuse("mcp", self.mcp.as_ref())?;
         let tokens = self.iam.as_ref().and_then(|iam| iam.tokens.as_ref());
         refuse("iam.tokens", tokens)?;
@@ -264,11 +235,6 @@ mod tests {
     #[test]
     fn what_cannot_be_had_is_refused_and_not_ignored() {
         for field in [
-            r#""autoPause":true"#,
-            r#""autoPause":true,"autoPauseMemory":false"#,
-            r#""autoResume":{"enabled":true}"#,
-            r#""lifecycle":{"onTimeout":"pause"}"#,
-            r#""lifecycle":{"autoResume":true}"#,
             r#""mcp":{"duckduckgo":{}}"#,
             r#""iam":{"tokens":{"a":{"audience":"x"}}}"#,
             r#""volumeMounts":[{"name":"v","path":"/v"}]"#,
@@ -311,10 +277,21 @@ mod tests {
             (r#""envVars":{"":"v"}"#, "envVars"),
             (r#""envVars":{"a=b":"v"}"#, "envVars"),
             (r#""envVars":{"a":"\u0000"}"#, "envVars.a"),
+            (r#""autoPause":"yes""#, "autoPause"),
             (r#""autoPauseMemory":false"#, "autoPauseMemory"),
+            (r#""autoResume":true"#, "autoResume"),
+            (r#""autoResume":{"enabled":1}"#, "autoResume.enabled"),
             (
                 r#""lifecycle":{"onTimeout":"sleep"}"#,
                 "lifecycle.onTimeout",
+            ),
+            (
+                r#""autoPause":false,"lifecycle":{"onTimeout":"pause"}"#,
+                "lifecycle.onTimeout",
+            ),
+            (
+                r#""lifecycle":{"backgroundCommandsCount":"no"}"#,
+                "lifecycle.backgroundCommandsCount",
             ),
             (r#""allow_internet_access":"yes""#, "allow_internet_access"),
             (r#""network":{"allowOut":["x y"]}"#, "network.allowOut[0]"),

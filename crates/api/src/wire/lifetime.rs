@@ -1,10 +1,12 @@
 //! Timeouts of both kinds of clients, and the clock that follows from a create (wire contract 1.4).
 
-use sandhold_platform::LifetimeChange;
+use sandhold_platform::{
+    GuestHealth, LifetimeChange, NewLifetime, Pause, PauseKeeps, Resume, Waking,
+};
 use sandhold_types::{Clocking, Lifetime, OnTimeout, Timestamp};
 use serde::Deserialize;
 
-use super::WholeSeconds;
+use super::{WholeSeconds, lifecycle::on_timeout};
 use crate::{DefaultLifetimes, Dialect, error::ApiError};
 
 /// "Never", as clients write it.
@@ -105,6 +107,7 @@ impl ClockSigns {
 pub(crate) fn new_lifetime(
     signs: ClockSigns,
     timeout: Option<WholeSeconds>,
+    on_timeout: OnTimeout,
     defaults: DefaultLifetimes,
     seconds_max: u64,
     now: Timestamp,
@@ -132,7 +135,7 @@ pub(crate) fn new_lifetime(
     };
     Ok(Lifetime {
         clocking,
-        on_timeout: OnTimeout::Kill,
+        on_timeout,
     })
 }
 
@@ -177,40 +180,143 @@ impl RefreshBody {
 pub(crate) struct ConnectBody {
     timeout: Option<WholeSeconds>,
     #[serde(rename = "autoPause")]
-    pub(crate) auto_pause: Option<bool>,
-    // Whether to bring memory back matters to paused sandboxes only.
-    #[serde(rename = "memory")]
-    _memory: Option<bool>,
+    auto_pause: Option<bool>,
+    /// `false` starts the sandbox's processes anew instead of bringing its memory back.
+    memory: Option<bool>,
+}
+
+/// What a connect asks for, in either case; which one it is, the platform decides under the
+/// sandbox's lock (R-L2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Connect {
+    /// If it runs.
+    pub(crate) running: LifetimeChange,
+    /// If it sleeps.
+    pub(crate) asleep: Resume,
+}
+
+/// By which rules a connect is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ConnectRules {
+    pub(crate) generation: RouteGeneration,
+    pub(crate) dialect: Dialect,
+    pub(crate) defaults: DefaultLifetimes,
+    pub(crate) seconds_max: u64,
+}
+
+impl ConnectRules {
+    /// Whether CubeSandbox's meaning of a timeout is meant.
+    fn is_cubes(&self) -> bool {
+        (self.generation, self.dialect) == (RouteGeneration::First, Dialect::Cube)
+    }
+
+    fn read(&self, timeout: Option<WholeSeconds>) -> Result<Option<Span>, ApiError> {
+        let shortest = if self.is_cubes() {
+            Shortest::OneSecond
+        } else {
+            Shortest::Zero
+        };
+        timeout
+            .map(|given| span("timeout", given, shortest, self.seconds_max))
+            .transpose()
+    }
 }
 
 impl ConnectBody {
-    /// Connecting never shortens a life (R-L11, BC-069).
-    pub(crate) fn change(
+    /// What is asked of a sandbox that follows `clocking`.
+    pub(crate) fn connect(
         &self,
-        generation: RouteGeneration,
-        dialect: Dialect,
-        defaults: DefaultLifetimes,
-        seconds_max: u64,
-    ) -> Result<LifetimeChange, ApiError> {
-        let shortest = match (generation, dialect) {
-            (RouteGeneration::First, Dialect::Cube) => Shortest::OneSecond,
-            _ => Shortest::Zero,
-        };
-        let given = match (self.timeout, generation) {
-            (Some(given), _) => span("timeout", given, shortest, seconds_max)?,
-            (None, RouteGeneration::Second) => Span::Seconds(defaults.second_generation_s),
-            // Only counts as activity.
-            (None, RouteGeneration::First) => {
-                return Ok(LifetimeChange::Extend { after_ms: None });
-            }
-        };
-        Ok(match given {
-            // Nothing is later than never, so this does not shorten either.
-            Span::Never => LifetimeChange::Replace { after_ms: None },
-            Span::Seconds(_) => LifetimeChange::Extend {
-                after_ms: given.to_ms(),
-            },
+        clocking: Clocking,
+        rules: ConnectRules,
+    ) -> Result<Connect, ApiError> {
+        let given = rules.read(self.timeout)?;
+        Ok(Connect {
+            running: running(given, rules),
+            asleep: self.resume(asleep(given, clocking, rules)),
         })
+    }
+
+    /// What a plain resume asks for.
+    pub(crate) fn resume_only(
+        &self,
+        clocking: Clocking,
+        rules: ConnectRules,
+    ) -> Result<Resume, ApiError> {
+        let given = rules.read(self.timeout)?;
+        Ok(self.resume(asleep(given, clocking, rules)))
+    }
+
+    fn resume(&self, lifetime: NewLifetime) -> Resume {
+        Resume {
+            waking: match self.memory {
+                Some(false) => Waking::ColdBoot,
+                _ => Waking::AsPaused,
+            },
+            lifetime,
+            on_timeout: self.auto_pause.map(on_timeout),
+        }
+    }
+}
+
+/// Connecting never shortens a running sandbox's life (R-L11, BC-069).
+fn running(given: Option<Span>, rules: ConnectRules) -> LifetimeChange {
+    let given = match (given, rules.generation) {
+        (Some(given), _) => given,
+        (None, RouteGeneration::Second) => Span::Seconds(rules.defaults.second_generation_s),
+        // Only counts as activity.
+        (None, RouteGeneration::First) => return LifetimeChange::Extend { after_ms: None },
+    };
+    match given {
+        // Nothing is later than never, so this does not shorten either.
+        Span::Never => LifetimeChange::Replace { after_ms: None },
+        Span::Seconds(_) => LifetimeChange::Extend {
+            after_ms: given.to_ms(),
+        },
+    }
+}
+
+/// A sandbox that wakes gets what is asked for; with nothing asked for what it was made with, and
+/// never silently a default that is shorter (BC-069). CubeSandbox's clients are promised that a
+/// window is never shortened.
+fn asleep(given: Option<Span>, clocking: Clocking, rules: ConnectRules) -> NewLifetime {
+    let Some(given) = given else {
+        return NewLifetime::AsMade;
+    };
+    match (clocking, given.to_ms()) {
+        (Clocking::Idle { window_ms }, Some(ms)) if rules.is_cubes() => {
+            NewLifetime::After(window_ms.map(|window_ms| window_ms.max(ms)))
+        }
+        (_, ms) => NewLifetime::After(ms),
+    }
+}
+
+/// `POST /sandboxes/{id}/pause`
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PauseBody {
+    /// `false` keeps files only.
+    memory: Option<bool>,
+    /// `true` refuses to pause a sandbox whose agent does not answer.
+    require_healthy_guest: Option<bool>,
+}
+
+impl PauseBody {
+    /// What is asked for. Without its memory only a sandbox is paused whose agent has brought its
+    /// files in order, as E2B has it (wire contract 1.4).
+    pub(crate) fn pause(&self) -> Pause {
+        let keeps = match self.memory {
+            Some(false) => PauseKeeps::Files,
+            _ => PauseKeeps::Everything,
+        };
+        let is_strict = self.require_healthy_guest == Some(true) || keeps == PauseKeeps::Files;
+        Pause {
+            keeps,
+            health: if is_strict {
+                GuestHealth::MustAnswer
+            } else {
+                GuestHealth::Any
+            },
+        }
     }
 }
 
@@ -260,7 +366,7 @@ mod tests {
         let (defaults, now) = (DefaultLifetimes::default(), Timestamp::from_unix_ms(0));
         let lifetime = |generation, dialect| {
             let signs = signs(generation, dialect);
-            new_lifetime(signs, None, defaults, MAX_S, now)
+            new_lifetime(signs, None, OnTimeout::Kill, defaults, MAX_S, now)
                 .unwrap()
                 .clocking
         };
@@ -282,7 +388,8 @@ mod tests {
         let lifetime = |generation, dialect, seconds| {
             let signs = signs(generation, dialect);
             let given = Some(WholeSeconds(seconds));
-            new_lifetime(signs, given, DefaultLifetimes::default(), MAX_S, now)
+            let defaults = DefaultLifetimes::default();
+            new_lifetime(signs, given, OnTimeout::Kill, defaults, MAX_S, now)
                 .map(|lifetime| lifetime.clocking)
                 .map_err(|refused| refused.to_string())
         };
@@ -301,22 +408,31 @@ mod tests {
         assert!(idle(-2).is_err());
     }
 
-    fn connect(timeout: Option<i64>) -> ConnectBody {
-        ConnectBody {
-            timeout: timeout.map(WholeSeconds),
-            auto_pause: None,
-            _memory: None,
+    fn rules(generation: RouteGeneration, dialect: Dialect) -> ConnectRules {
+        ConnectRules {
+            generation,
+            dialect,
+            defaults: DefaultLifetimes::default(),
+            seconds_max: MAX_S,
         }
     }
 
+    fn given(
+        timeout: Option<i64>,
+        generation: RouteGeneration,
+        dialect: Dialect,
+    ) -> Result<Option<Span>, String> {
+        let read = rules(generation, dialect).read(timeout.map(WholeSeconds));
+        read.map_err(|refused| refused.to_string())
+    }
+
     #[test]
-    fn connect_only_extends() {
+    fn connect_only_extends_what_runs() {
         // BC-069, R-L11
         use LifetimeChange as L;
         let change = |timeout, generation, dialect| {
-            connect(timeout)
-                .change(generation, dialect, DefaultLifetimes::default(), MAX_S)
-                .map_err(|refused| refused.to_string())
+            given(timeout, generation, dialect)
+                .map(|given| running(given, rules(generation, dialect)))
         };
         let (first, second) = (RouteGeneration::First, RouteGeneration::Second);
         let extend = |after_ms| Ok(L::Extend { after_ms });
@@ -329,6 +445,52 @@ mod tests {
         for bad in [0, -2] {
             assert!(change(Some(bad), first, Dialect::Cube).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_wakes_gets_what_is_asked_for_and_never_silently_less() {
+        // BC-069: paused, then connect with 60, and with nothing.
+        use NewLifetime as N;
+        let lifetime = |timeout, clocking, generation, dialect| {
+            given(timeout, generation, dialect)
+                .map(|given| asleep(given, clocking, rules(generation, dialect)))
+        };
+        let (first, second) = (RouteGeneration::First, RouteGeneration::Second);
+        let end = Timestamp::from_unix_ms(5);
+        let fixed = Clocking::Deadline { end };
+        let window = |window_ms| Clocking::Idle { window_ms };
+        let after = |ms| Ok(N::After(ms));
+        assert_eq!(
+            lifetime(Some(60), fixed, second, Dialect::E2b),
+            after(Some(60_000))
+        );
+        for generation in [first, second] {
+            assert_eq!(
+                lifetime(None, fixed, generation, Dialect::E2b),
+                Ok(N::AsMade)
+            );
+        }
+        assert_eq!(lifetime(Some(-1), fixed, second, Dialect::E2b), after(None));
+        // CubeSandbox's clients are promised that a window is never shortened.
+        let cube = |timeout, window_ms| lifetime(timeout, window(window_ms), first, Dialect::Cube);
+        assert_eq!(cube(Some(60), Some(90_000)), after(Some(90_000)));
+        assert_eq!(cube(Some(60), Some(30_000)), after(Some(60_000)));
+        assert_eq!(cube(Some(60), None), after(None));
+        assert_eq!(cube(Some(-1), Some(30_000)), after(None));
+        assert_eq!(cube(None, Some(30_000)), Ok(N::AsMade));
+    }
+
+    #[test]
+    fn a_pause_without_memory_wants_an_agent_that_answers() {
+        let pause = |text: &str| serde_json::from_str::<PauseBody>(text).unwrap().pause();
+        assert_eq!(pause("{}"), Pause::default());
+        assert_eq!(pause(r#"{"memory":true}"#), Pause::default());
+        let strict = pause(r#"{"requireHealthyGuest":true}"#);
+        assert_eq!(strict.keeps, PauseKeeps::Everything);
+        assert_eq!(strict.health, GuestHealth::MustAnswer);
+        let files = pause(r#"{"memory":false}"#);
+        assert_eq!(files.keeps, PauseKeeps::Files);
+        assert_eq!(files.health, GuestHealth::MustAnswer);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 pub(crate) mod create;
 pub(crate) mod filter;
 pub(crate) mod keys;
+pub(crate) mod lifecycle;
 pub(crate) mod lifetime;
 pub(crate) mod network;
 pub(crate) mod observe;

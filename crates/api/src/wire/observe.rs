@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use sandhold_platform::{HistoryEvent, LogLine, MetricSample, SandboxView, TimeRange};
-use sandhold_types::Timestamp;
+use sandhold_types::{Actor, Timestamp};
 use serde::Serialize;
 
 use crate::{error::ApiError, request::Query};
@@ -241,6 +241,7 @@ pub(crate) struct EventsBody {
 
 /// One thing that happened.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "camelCase")]
 struct EventBody {
     /// When (RFC 3339).
     timestamp: String,
@@ -248,8 +249,17 @@ struct EventBody {
     state: &'static str,
     /// Which life of its processes; grows with every create, resume and rollback.
     incarnation: u64,
-    /// Who caused it.
+    /// Who caused it, in words.
     actor: String,
+    /// Who caused it: `client`, `gateway`, `sweeper`, `recovery`, `reclaimer`, `sandbox` or
+    /// `operator`.
+    actor_kind: &'static str,
+    /// The key of a client that caused it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    /// The request of a client that caused it.
+    #[serde(rename = "requestID", skip_serializing_if = "Option::is_none")]
+    request_id: Option<String>,
     /// Why.
     reason: String,
 }
@@ -263,17 +273,29 @@ struct EndBody {
     reason: String,
 }
 
-impl EventsBody {
-    pub(crate) fn of(view: &SandboxView, history: &[HistoryEvent]) -> Self {
-        let event = |event: &HistoryEvent| EventBody {
+impl EventBody {
+    fn of(event: &HistoryEvent) -> Self {
+        let (key, request_id) = match &event.actor {
+            Actor::Client { key, request } => (Some(key.to_string()), Some(request.to_string())),
+            _ => (None, None),
+        };
+        Self {
             timestamp: event.at.to_rfc3339(),
             state: event.state.as_str(),
             incarnation: event.incarnation.0,
             actor: event.actor.to_string(),
+            actor_kind: event.actor.kind(),
+            key,
+            request_id,
             reason: event.reason.clone(),
-        };
+        }
+    }
+}
+
+impl EventsBody {
+    pub(crate) fn of(view: &SandboxView, history: &[HistoryEvent]) -> Self {
         Self {
-            events: history.iter().map(event).collect(),
+            events: history.iter().map(EventBody::of).collect(),
             ended: view.ended.as_ref().map(|ended| EndBody {
                 timestamp: ended.at.to_rfc3339(),
                 reason: ended.reason.to_string(),

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use sandhold_platform::{Egress, SandboxView};
-use sandhold_types::{OnTimeout, SandboxState};
+use sandhold_types::SandboxState;
 use serde::{Deserialize, Serialize};
 
-use super::network::NetworkDetail;
-use crate::Settings;
+use super::{
+    lifecycle::{LifecycleDetail, PauseMode},
+    network::NetworkDetail,
+};
+use crate::{Dialect, Settings};
 
 /// The states that clients know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -48,6 +51,15 @@ pub(crate) fn visible_state(state: SandboxState) -> Option<WireState> {
         | SandboxState::Killing
         | SandboxState::Killed
         | SandboxState::Failed => None,
+    }
+}
+
+/// The name that a client is told. Only CubeSandbox's know states in transition; E2B's fail on a
+/// name that they do not know.
+fn state_name(state: SandboxState, told: WireState, dialect: Dialect) -> &'static str {
+    match (dialect, state) {
+        (Dialect::Cube, SandboxState::Pausing | SandboxState::Resuming) => state.as_str(),
+        _ => told.as_str(),
     }
 }
 
@@ -112,13 +124,22 @@ pub(crate) struct ListedSandbox {
     memory_mb: u32,
     #[serde(rename = "diskSizeMB")]
     disk_size_mb: u32,
-    state: WireState,
+    state: &'static str,
+    lifecycle: LifecycleDetail,
+    // Of a sleeping one only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause_mode: Option<PauseMode>,
     metadata: BTreeMap<String, String>,
     volume_mounts: [(); 0],
 }
 
 impl ListedSandbox {
-    pub(crate) fn of(view: &SandboxView, state: WireState, settings: &Settings) -> Self {
+    pub(crate) fn of(
+        view: &SandboxView,
+        told: WireState,
+        dialect: Dialect,
+        settings: &Settings,
+    ) -> Self {
         Self {
             template_id: view.template.id.to_string(),
             sandbox_id: view.id.to_string(),
@@ -131,7 +152,9 @@ impl ListedSandbox {
             cpu_milli: view.resources.cpu_milli,
             memory_mb: view.resources.memory_mib,
             disk_size_mb: view.resources.disk_mib,
-            state,
+            state: state_name(view.state, told, dialect),
+            lifecycle: LifecycleDetail::of(view),
+            pause_mode: view.sleep.map(|sleep| sleep.keeps.into()),
             metadata: view.metadata.clone(),
             volume_mounts: [],
         }
@@ -148,20 +171,17 @@ pub(crate) struct SandboxDetail {
     domain: Option<String>,
     allow_internet_access: bool,
     network: NetworkDetail,
-    lifecycle: LifecycleDetail,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct LifecycleDetail {
-    on_timeout: &'static str,
-    auto_resume: bool,
 }
 
 impl SandboxDetail {
-    pub(crate) fn of(view: &SandboxView, state: WireState, settings: &Settings) -> Self {
+    pub(crate) fn of(
+        view: &SandboxView,
+        told: WireState,
+        dialect: Dialect,
+        settings: &Settings,
+    ) -> Self {
         Self {
-            listed: ListedSandbox::of(view, state, settings),
+            listed: ListedSandbox::of(view, told, dialect, settings),
             envd_access_token: view.access_token.expose().to_owned(),
             domain: domain(view, settings),
             allow_internet_access: view.egress != Egress::Nothing,
@@ -170,13 +190,6 @@ impl SandboxDetail {
                 view.public_traffic,
                 view.mask_request_host.as_deref(),
             ),
-            lifecycle: LifecycleDetail {
-                on_timeout: match view.lifetime.on_timeout {
-                    OnTimeout::Kill => "kill",
-                    OnTimeout::Pause => "pause",
-                },
-                auto_resume: false,
-            },
         }
     }
 }
@@ -191,6 +204,25 @@ mod tests {
         for state in SandboxState::ALL {
             let told = visible_state(state) == Some(WireState::Running);
             assert_eq!(told, state == SandboxState::Running, "{state}");
+        }
+    }
+
+    #[test]
+    fn states_in_transition_are_named_to_cubes_clients_only() {
+        // Wire contract 1.3
+        for state in SandboxState::ALL {
+            let Some(told) = visible_state(state) else {
+                continue;
+            };
+            assert_eq!(state_name(state, told, Dialect::E2b), told.as_str());
+            let is_named = matches!(state, SandboxState::Pausing | SandboxState::Resuming);
+            let name = state_name(state, told, Dialect::Cube);
+            let expected = if is_named {
+                state.as_str()
+            } else {
+                told.as_str()
+            };
+            assert_eq!(name, expected);
         }
     }
 }

@@ -11,4 +11,5 @@ mod lifetimes;
 mod listing;
 mod refusals;
 mod sandboxes;
+mod sleep;
 mod templates;

@@ -76,7 +76,7 @@ async fn a_sandbox_is_read_as_it_was_made() {
     );
     assert_eq!(
         detail.body["lifecycle"],
-        json!({"onTimeout": "kill", "autoResume": false})
+        json!({"onTimeout": "kill", "autoResume": false, "backgroundCommandsCount": true})
     );
     let network = json!({"allowOut": [], "denyOut": ["8.8.8.8/32"], "allowPublicTraffic": false,
         "maskRequestHost": "h:${PORT}"});

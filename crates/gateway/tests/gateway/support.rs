@@ -23,12 +23,15 @@ use hyper::{
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sandhold_gateway::{Drained, Gateway, GatewayConfig, serve};
-use sandhold_platform::{ActivityKind, DialError, Route, RouteLookup, Routes, SandboxView};
+use sandhold_platform::{
+    ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, SandboxView, StateChange,
+    WakeError,
+};
 use sandhold_types::{Deadline, EndReason, SandboxId, SandboxState, SystemClock};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::oneshot,
+    sync::{Semaphore, broadcast, oneshot},
     task::JoinHandle,
 };
 
@@ -50,7 +53,7 @@ enum Whereabouts {
 }
 
 /// Sandboxes whose ports are sockets of this machine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FakeRoutes {
     sandboxes: Mutex<HashMap<SandboxId, Whereabouts>>,
     ports: Mutex<HashMap<u16, SocketAddr>>,
@@ -59,9 +62,62 @@ pub(crate) struct FakeRoutes {
     pub(crate) moves_on: AtomicBool,
     pub(crate) request_touches: AtomicUsize,
     pub(crate) stream_touches: AtomicUsize,
+    /// Who needs the sandbox awake.
+    pub(crate) holds: Arc<Holds>,
+    /// Its processes are frozen until somebody holds it.
+    pub(crate) frozen: AtomicBool,
+    pub(crate) thaws: AtomicUsize,
+    /// Requests that asked for it to be woken.
+    pub(crate) wakes: AtomicUsize,
+    /// What waking it comes to.
+    waking: Mutex<Option<Result<SandboxView, WakeError>>>,
+    /// Each wake-up takes one.
+    pub(crate) wake_turns: Semaphore,
+    changes: broadcast::Sender<StateChange>,
 }
 
+/// State changes that a listener may be behind.
+const CHANGES_MAX: usize = 4;
+
 impl FakeRoutes {
+    fn new() -> Self {
+        Self {
+            sandboxes: Mutex::default(),
+            ports: Mutex::default(),
+            dials: AtomicUsize::default(),
+            moves_on: AtomicBool::default(),
+            request_touches: AtomicUsize::default(),
+            stream_touches: AtomicUsize::default(),
+            holds: Arc::default(),
+            frozen: AtomicBool::default(),
+            thaws: AtomicUsize::default(),
+            wakes: AtomicUsize::default(),
+            waking: Mutex::default(),
+            wake_turns: Semaphore::new(Semaphore::MAX_PERMITS >> 1),
+            changes: broadcast::Sender::new(CHANGES_MAX),
+        }
+    }
+
+    /// It sleeps, and waking it comes to `outcome`.
+    pub(crate) fn asleep_until_woken(&self, outcome: Result<SandboxView, WakeError>) {
+        self.put_not_live(SandboxState::Paused);
+        *self.waking.lock().unwrap() = Some(outcome);
+    }
+
+    /// From now on wake-ups wait for [`Self::wake_turns`].
+    pub(crate) fn hold_wakes(&self) {
+        self.wake_turns.forget_permits(Semaphore::MAX_PERMITS);
+    }
+
+    /// Pushes a state change.
+    pub(crate) fn tell(&self, state: SandboxState, incarnation: u64) {
+        let _ = self.changes.send(StateChange {
+            sandbox: id(),
+            state,
+            incarnation: sandhold_types::Incarnation(incarnation),
+        });
+    }
+
     pub(crate) fn put(&self, view: SandboxView) {
         let id = view.id.clone();
         let mut sandboxes = self.sandboxes.lock().unwrap();
@@ -113,6 +169,42 @@ impl Routes for FakeRoutes {
         live.collect()
     }
 
+    async fn wake(&self, id: &SandboxId, deadline: Deadline) -> Result<Route, WakeError> {
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+        let until = deadline.instant().into();
+        let turn = tokio::time::timeout_at(until, self.wake_turns.acquire()).await;
+        let late = WakeError::Late {
+            state: SandboxState::Resuming,
+        };
+        turn.map_err(|_| late)?.unwrap().forget();
+        if let RouteLookup::Live(route) = self.route(id) {
+            return Ok(route);
+        }
+        let outcome = self.waking.lock().unwrap().clone();
+        let sandbox = outcome.unwrap_or(Err(WakeError::NotAllowed))?;
+        self.put(sandbox.clone());
+        Ok(Route {
+            sandbox: Arc::new(sandbox),
+        })
+    }
+
+    fn try_hold(&self, _: &Route) -> Option<Hold> {
+        let hold = self.holds.hold();
+        (!self.frozen.load(Ordering::SeqCst)).then_some(hold)
+    }
+
+    async fn hold(&self, _: &Route) -> Result<Hold, DialError> {
+        let hold = self.holds.hold();
+        if self.frozen.swap(false, Ordering::SeqCst) {
+            self.thaws.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(hold)
+    }
+
+    fn changes(&self) -> broadcast::Receiver<StateChange> {
+        self.changes.subscribe()
+    }
+
     async fn dial(
         &self,
         route: &Route,
@@ -159,7 +251,7 @@ impl World {
     }
 
     pub(crate) async fn with(config: GatewayConfig) -> Self {
-        let routes = Arc::new(FakeRoutes::default());
+        let routes = Arc::new(FakeRoutes::new());
         routes.put(view(ID, 1));
         let shared: Arc<dyn Routes> = Arc::clone(&routes) as _;
         let gateway = Gateway::new(shared, Arc::new(SystemClock), config);

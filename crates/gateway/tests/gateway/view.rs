@@ -1,6 +1,8 @@
 //! A sandbox as the platform would publish it; for tests and the benchmark.
 
-use sandhold_platform::{Egress, Owner, PublicTraffic, SandboxView, TemplateStamp};
+use sandhold_platform::{
+    AutoResume, BusyWith, Egress, Owner, PublicTraffic, SandboxView, TemplateStamp,
+};
 use sandhold_types::{
     Clocking, Incarnation, Lifetime, OnTimeout, Resources, SandboxState, Timestamp, Token,
 };
@@ -29,6 +31,9 @@ pub(crate) fn view(id: &str, incarnation: u64) -> SandboxView {
             clocking: Clocking::Idle { window_ms: None },
             on_timeout: OnTimeout::Kill,
         },
+        auto_resume: AutoResume::Off,
+        busy_with: BusyWith::AnyCommand,
+        sleep: None,
         last_activity: started_at,
         resources: Resources::default(),
         metadata: Default::default(),

@@ -104,6 +104,12 @@ pub struct MemoryPlatform {
     pub failure: Mutex<Option<Failure>>,
     /// What the next kill answers.
     pub kill_failure: Mutex<Option<Failure>>,
+    /// What the next pause, resume or connect answers.
+    pub sleep_failure: Mutex<Option<Failure>>,
+    /// Pauses that have come in.
+    pub pauses: Mutex<Vec<Pause>>,
+    /// Resumes that have woken a sandbox.
+    pub resumes: Mutex<Vec<Resume>>,
 }
 
 impl MemoryPlatform {
@@ -121,6 +127,9 @@ impl MemoryPlatform {
             creates: Mutex::default(),
             failure: Mutex::default(),
             kill_failure: Mutex::default(),
+            sleep_failure: Mutex::default(),
+            pauses: Mutex::default(),
+            resumes: Mutex::default(),
         }
     }
 
@@ -167,7 +176,8 @@ impl MemoryPlatform {
             .unwrap_or_else(PoisonError::into_inner);
         for record in all.values_mut() {
             let view = &record.view;
-            if view.ended.is_none() && view.lifetime.is_over(view.last_activity, now) {
+            let clock_runs = view.ended.is_none() && view.state != SandboxState::Paused;
+            if clock_runs && view.lifetime.is_over(view.last_activity, now) {
                 end(record, EndReason::TimedOut, now);
             }
         }
@@ -184,6 +194,21 @@ impl MemoryPlatform {
             Some(record) if record.view.ended.is_none() => Ok(work(record)),
             _ => Err(PlatformError::NotFound(id.clone())),
         }
+    }
+
+    fn fail_if_told(&self) -> Result<(), PlatformError> {
+        let failure = self.sleep_failure.lock().unwrap().take();
+        failure.map_or(Ok(()), |failure| Err(failure()))
+    }
+
+    /// The newest resume that woke a sandbox.
+    pub fn last_resume(&self) -> Resume {
+        *self.resumes.lock().unwrap().last().unwrap()
+    }
+
+    /// The newest pause that put one to sleep.
+    pub fn last_pause(&self) -> Pause {
+        *self.pauses.lock().unwrap().last().unwrap()
     }
 
     fn make(&self, request: CreateSandbox, template: &TemplateView) -> Record {
@@ -206,6 +231,9 @@ impl MemoryPlatform {
             incarnation: Incarnation::INITIAL,
             started_at: now,
             lifetime: request.lifetime,
+            auto_resume: request.auto_resume,
+            busy_with: request.busy_with,
+            sleep: None,
             last_activity: now,
             resources: template.resources,
             metadata: request.metadata,
@@ -231,6 +259,55 @@ impl MemoryPlatform {
         ];
         Record { view, history }
     }
+}
+
+fn may(view: &SandboxView, operation: Operation) -> Result<(), PlatformError> {
+    let id = view.id.clone();
+    match view.state.begin(operation) {
+        Ok(_) => Ok(()),
+        Err(TransitionRefused::AlreadySo(state)) => Err(PlatformError::AlreadySo { id, state }),
+        Err(TransitionRefused::Busy(state)) => Err(PlatformError::Busy {
+            id,
+            state,
+            retry_after: Duration::from_secs(2),
+        }),
+        Err(TransitionRefused::NotAllowed(state)) => Err(PlatformError::Conflict { id, state }),
+        Err(TransitionRefused::Gone) => Err(PlatformError::NotFound(id)),
+    }
+}
+
+fn note(record: &mut Record, state: SandboxState, actor: Actor, at: Timestamp) {
+    record.view.state = state;
+    record.history.push(HistoryEvent {
+        at,
+        state,
+        incarnation: record.view.incarnation,
+        actor,
+        reason: format!("it is {state}"),
+    });
+}
+
+/// Wakes as the node does: a deadline is as long as asked for, or at least the automatic minimum.
+fn wake(record: &mut Record, resume: Resume, by: Actor, now: Timestamp) {
+    let view = &mut record.view;
+    let from_now = |ms: u64| now.plus(Duration::from_millis(ms));
+    match (&mut view.lifetime.clocking, resume.lifetime) {
+        (Clocking::Deadline { end }, NewLifetime::After(ms)) => {
+            *end = ms.map_or(Timestamp::FAR_FUTURE, from_now);
+        }
+        (Clocking::Deadline { end }, NewLifetime::AsMade) => {
+            *end = (*end).max(from_now(AUTO_RESUME_MIN_MS));
+        }
+        (Clocking::Idle { window_ms }, NewLifetime::After(ms)) => *window_ms = ms,
+        (Clocking::Idle { .. }, NewLifetime::AsMade) => {}
+    }
+    if let Some(on_timeout) = resume.on_timeout {
+        view.lifetime.on_timeout = on_timeout;
+    }
+    view.sleep = None;
+    view.last_activity = now;
+    view.incarnation = view.incarnation.next();
+    note(record, SandboxState::Running, by, now);
 }
 
 fn end(record: &mut Record, reason: EndReason, now: Timestamp) {
@@ -316,6 +393,61 @@ impl Platform for MemoryPlatform {
         }
         let now = self.clock.now();
         self.change(id, |record| end(record, EndReason::Killed { by }, now))
+    }
+
+    async fn pause(
+        &self,
+        id: &SandboxId,
+        pause: Pause,
+        by: Actor,
+        _: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.fail_if_told()?;
+        let now = self.clock.now();
+        self.change(id, |record| {
+            may(&record.view, Operation::Pause)?;
+            self.pauses.lock().unwrap().push(pause);
+            record.view.sleep = Some(Sleep {
+                since: now,
+                keeps: pause.keeps,
+            });
+            note(record, SandboxState::Paused, by, now);
+            Ok(Arc::new(record.view.clone()))
+        })?
+    }
+
+    async fn resume(
+        &self,
+        id: &SandboxId,
+        resume: Resume,
+        by: Actor,
+        _: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.fail_if_told()?;
+        let now = self.clock.now();
+        self.change(id, |record| {
+            may(&record.view, Operation::Resume)?;
+            self.resumes.lock().unwrap().push(resume);
+            wake(record, resume, by, now);
+            Ok(Arc::new(record.view.clone()))
+        })?
+    }
+
+    async fn connect(
+        &self,
+        id: &SandboxId,
+        running: LifetimeChange,
+        resume: Resume,
+        by: Actor,
+        deadline: Deadline,
+    ) -> Result<(Arc<SandboxView>, Woken), PlatformError> {
+        match self.resume(id, resume, by.clone(), deadline).await {
+            Err(PlatformError::AlreadySo { .. }) => {
+                let changed = self.change_lifetime(id, running, by, deadline).await?;
+                Ok((changed, Woken::No))
+            }
+            resumed => Ok((resumed?, Woken::Yes)),
+        }
     }
 
     async fn change_lifetime(
