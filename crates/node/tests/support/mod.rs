@@ -11,19 +11,20 @@ use std::{
 };
 
 use async_trait::async_trait;
-use sandhold_engine::{Engine, sim::SimEngine};
+use sandhold_engine::{Engine, InstanceId, sim::SimEngine};
 use sandhold_images::{Build, Builds, WarmImage};
 use sandhold_network::sim::SimNetwork;
 use sandhold_node::{
-    Activity, AgentControl, AgentError, Dependencies, Faults, Identity, Layout, Node, NodeConfig,
-    NodeError,
+    Activity, AgentControl, AgentError, Dependencies, DozeCounts, Faults, Identity, Layout, Node,
+    NodeConfig, NodeError,
 };
 use sandhold_platform::{
-    CreateSandbox, DialError, Egress, Owner, Platform, PlatformError, PublicTraffic, SandboxView,
+    AutoResume, BusyWith, CreateSandbox, DialError, Egress, Owner, PauseKeeps, Platform,
+    PlatformError, PublicTraffic, SandboxView,
 };
 use sandhold_types::{
     BuildId, Clocking, Deadline, Lifetime, ManualClock, Namespace, OnTimeout, Resources, SandboxId,
-    SeededEntropy, Timestamp, Token,
+    SandboxState, SeededEntropy, Timestamp, Token,
 };
 use tokio::{net::TcpStream, sync::Semaphore};
 
@@ -49,6 +50,9 @@ impl Builds for OneBuild {
 pub(crate) struct ScriptedAgent {
     pub(crate) silent: AtomicBool,
     pub(crate) busy: AtomicU64,
+    /// How many of the busy ones nobody reads from.
+    pub(crate) background: AtomicU64,
+    pub(crate) restarts: AtomicU64,
 }
 
 #[async_trait]
@@ -71,11 +75,23 @@ impl AgentControl for ScriptedAgent {
         _: &Token,
         _: Deadline,
     ) -> Result<Activity, AgentError> {
-        let processes = self.busy.load(Ordering::Acquire);
+        if self.silent.load(Ordering::Acquire) {
+            return Err(AgentError::Timeout);
+        }
         Ok(Activity {
-            processes,
+            processes: self.busy.load(Ordering::Acquire),
+            background_processes: self.background.load(Ordering::Acquire),
             ..Activity::default()
         })
+    }
+
+    async fn quiesce(&self, _: &SandboxId, _: &Token, _: Deadline) -> Result<(), AgentError> {
+        Ok(())
+    }
+
+    async fn restart(&self, _: &SandboxId, _: &Token, _: Deadline) -> Result<(), AgentError> {
+        self.restarts.fetch_add(1, Ordering::AcqRel);
+        Ok(())
     }
 
     async fn tunnel(
@@ -111,6 +127,7 @@ impl Machine {
             clock: Arc::new(ManualClock::new(Timestamp::from_unix_ms(1_000_000))),
             config: NodeConfig {
                 blanks_per_template: 0,
+                doze_after: None,
                 ..NodeConfig::default()
             },
             seed: AtomicU64::new(1),
@@ -156,9 +173,73 @@ impl Machine {
             layout: Arc::new(layout),
             faults: Faults::default(),
             launches: Semaphore::new(4),
+            dozes: DozeCounts::default(),
         };
         let started = Node::start(dependencies, self.config).await;
         started.map(|(node, _)| node)
+    }
+
+    /// How often the engine was asked for `operation`.
+    #[allow(dead_code, reason = "not every test file counts calls")]
+    pub(crate) fn calls(&self, operation: sandhold_engine::sim::Operation) -> usize {
+        let calls = self.engine.calls();
+        calls
+            .iter()
+            .filter(|call| call.operation == operation)
+            .count()
+    }
+
+    /// What is on the machine is exactly what is listed: processes and a network for what runs, an
+    /// image and nothing else for what sleeps, nothing at all for the rest.
+    #[allow(dead_code, reason = "not every test file recounts")]
+    pub(crate) async fn assert_in_order(&self, node: &Node) {
+        use sandhold_network::Network;
+        use std::collections::BTreeSet;
+        let views = node.list();
+        let awake: BTreeSet<_> = views
+            .iter()
+            .filter(|view| view.state == SandboxState::Running)
+            .map(|view| InstanceId {
+                sandbox: view.id.clone(),
+                incarnation: view.incarnation,
+            })
+            .collect();
+        for view in &views {
+            assert!(
+                !view.state.is_transient(),
+                "{} is stuck {}",
+                view.id,
+                view.state
+            );
+        }
+        let running: BTreeSet<_> = self.engine.running().into_iter().collect();
+        assert_eq!(running, awake, "processes");
+        let traces: BTreeSet<_> = self.engine.list().await.unwrap().into_iter().collect();
+        assert_eq!(traces, awake, "traces of processes");
+        let networks: BTreeSet<_> = self.network.list().await.unwrap().into_iter().collect();
+        let expected: BTreeSet<_> = awake.iter().map(|id| id.sandbox.clone()).collect();
+        assert_eq!(networks, expected, "networks");
+        let root = self.directory.path().join("sandboxes");
+        let listed: BTreeSet<_> = views.iter().map(|view| view.id.to_string()).collect();
+        assert_eq!(names(&root), listed, "directories");
+        for view in &views {
+            let files = names(&root.join(view.id.as_str()));
+            let images = files
+                .iter()
+                .filter(|name| name.starts_with("image-"))
+                .count();
+            let lives = files
+                .iter()
+                .filter(|name| name.starts_with("life-"))
+                .count();
+            let asleep = usize::from(view.state == SandboxState::Paused);
+            assert_eq!(
+                (images, lives),
+                (asleep, 1 - asleep),
+                "{}: {files:?}",
+                view.state
+            );
+        }
     }
 
     /// Whether nothing of any sandbox is left.
@@ -169,6 +250,13 @@ impl Machine {
             && self.network.list().await.unwrap().is_empty()
             && directories.unwrap().next().is_none()
     }
+}
+
+fn names(directory: &std::path::Path) -> std::collections::BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 /// A deadline `seconds` from now.
@@ -191,6 +279,9 @@ pub(crate) fn request(clocking: Clocking) -> CreateSandbox {
             clocking,
             on_timeout: OnTimeout::Kill,
         },
+        auto_resume: AutoResume::On,
+        busy_with: BusyWith::AnyCommand,
+        timeout_keeps: PauseKeeps::Everything,
         metadata: BTreeMap::new(),
         env_vars: BTreeMap::new(),
         egress: Egress::Nothing,
