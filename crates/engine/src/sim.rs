@@ -136,6 +136,11 @@ impl SimEngine {
         self.machine().faults.push((operation, nth.max(1), fault));
     }
 
+    /// Forgets the faults that no call has met yet.
+    pub fn heal(&self) {
+        self.machine().faults.clear();
+    }
+
     /// Ends an instance from outside, as a crash of its processes does.
     pub fn end(&self, id: &InstanceId, cause: ExitCause) {
         if let Some(instance) = self.machine().instances.get(id) {
@@ -198,7 +203,7 @@ impl SimEngine {
             instance: instance.cloned(),
         });
         for fault in machine.faults.iter_mut().filter(|f| f.0 == operation) {
-            fault.1 -= 1;
+            fault.1 = fault.1.saturating_sub(1);
         }
         let due = machine
             .faults

@@ -17,15 +17,15 @@
 //! What the commands do is beside it: [`crate::create`], [`crate::sleeping`], [`crate::ending`]. It is
 //! called by the node only, and never calls another actor.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use sandhold_engine::ExitCause;
 use sandhold_images::Build;
 use sandhold_platform::{Egress, LifetimeChange, Pause, PlatformError, Resume, SandboxView, Woken};
 use sandhold_types::{
-    Actor, Clocking, Deadline, EndReason, OnTimeout, Operation, SandboxState, Timestamp,
-    TransitionRefused,
+    Actor, Clocking, Deadline, EndReason, Incarnation, OnTimeout, Operation, SandboxState,
+    Timestamp, TransitionRefused,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -103,6 +103,8 @@ pub(crate) enum Command {
     Sweep,
     /// Look whether it is idle, and freeze it if so.
     Doze,
+    /// Something of it was seen on the machine though it sleeps.
+    LeftOvers,
 }
 
 /// How an actor begins.
@@ -148,8 +150,8 @@ pub(crate) struct Guard {
     pub(crate) is_warm: bool,
     /// No automatic pause before this.
     pub(crate) pause_not_before: Timestamp,
-    /// Processes or network of an earlier life may be left.
-    pub(crate) has_left_overs: bool,
+    /// The lives of which processes, network or files may be left.
+    pub(crate) left_overs: BTreeSet<Incarnation>,
 }
 
 impl Guard {
@@ -159,7 +161,7 @@ impl Guard {
             since: now,
             is_warm: false,
             pause_not_before: now,
-            has_left_overs: false,
+            left_overs: BTreeSet::new(),
         }
     }
 }
@@ -321,6 +323,12 @@ impl SandboxActor {
                 Next::Continue
             }
             Event::Command(Command::Sweep) => self.sweep().await,
+            Event::Command(Command::LeftOvers) => {
+                if self.record.state == SandboxState::Paused {
+                    self.guard.left_overs.insert(self.record.incarnation);
+                }
+                self.sweep().await
+            }
             Event::Command(Command::Doze) => {
                 self.doze().await;
                 Next::Continue

@@ -8,9 +8,15 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use sandhold_engine::InstanceId;
-use sandhold_types::{Deadline, SandboxId};
+use sandhold_types::{Deadline, SandboxId, SandboxState};
 
-use crate::{blanks::Shelf, node::Dependencies, registry::Registry, remove};
+use crate::{
+    actor::Command,
+    blanks::Shelf,
+    node::Dependencies,
+    registry::{Entry, Registry},
+    remove,
+};
 
 /// How often the machine is looked over.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -53,6 +59,13 @@ pub(crate) async fn look(
         tracing::warn!("the machine cannot be looked over; this round is skipped");
         return None;
     };
+    // One that sleeps claims neither, but only its actor can tell whether it still sleeps.
+    for id in instances.iter().map(|id| &id.sandbox).chain(&networks) {
+        let asleep = |entry: &Arc<Entry>| entry.view().state == SandboxState::Paused;
+        if let Some(entry) = registry.live(id).filter(asleep) {
+            let _ = entry.mailbox.try_send(Command::LeftOvers);
+        }
+    }
     // Asked after the listings: whatever was registered meanwhile is claimed.
     let claims = |id: &InstanceId| {
         let entry = registry.live(&id.sandbox);

@@ -38,6 +38,10 @@ const BUDGET: Duration = Duration::from_secs(20);
 /// How long nothing is made after one could not be made.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
+/// How often it is looked whether anything is being started, and how often in a row it must not be.
+const QUIET_INTERVAL: Duration = Duration::from_millis(20);
+const QUIET_LOOKS: u32 = 3;
+
 /// What blanks are given to reach before their sandbox says what it may: the usual.
 const USUAL_EGRESS: Egress = Egress::Internet;
 
@@ -178,12 +182,24 @@ async fn discard(dependencies: &Dependencies, blanks: Vec<Blank>) {
     .await;
 }
 
-/// Makes one blank of `build`. Waits its turn among the creates.
+/// Returns when nothing was being started for a moment. A blank that is made beside a create makes
+/// that one slower, and nobody waits for the blank.
+async fn quiet(dependencies: &Dependencies) {
+    let mut quiet_looks = 0;
+    while quiet_looks < QUIET_LOOKS {
+        tokio::time::sleep(QUIET_INTERVAL).await;
+        let busy = dependencies.launches.available_permits() < dependencies.launches_max;
+        quiet_looks = if busy { 0 } else { quiet_looks + 1 };
+    }
+}
+
+/// Makes one blank of `build`, when nobody else starts anything.
 async fn make(
     dependencies: &Dependencies,
     shelf: &Shelf,
     build: &Arc<Build>,
 ) -> Result<(), PlatformError> {
+    quiet(dependencies).await;
     let _turn = dependencies.launches.acquire().await;
     let id = SandboxId::generate(dependencies.entropy.as_ref());
     shelf.lock().making.insert(id.clone());

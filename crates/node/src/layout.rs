@@ -4,7 +4,7 @@
 //! <data>/lock                      held while a process owns the directory
 //! <data>/node.json                 the node's tag, made once
 //! <data>/sandboxes/<id>/record.json
-//! <data>/sandboxes/<id>/engine/    the instance's directory, the engine's own
+//! <data>/sandboxes/<id>/life-<n>/  the directory of its life n, the engine's own
 //! <data>/sandboxes/<id>/image-<n>/ memory and files of its life n, while it sleeps
 //! <data>/ended/<id>.json           what is remembered of one that is gone
 //! ```
@@ -61,6 +61,8 @@ pub struct Layout {
     _lock: File,
 }
 
+/// How the directory of a life is called, before the life's number.
+const LIFE_PREFIX: &str = "life-";
 /// How the directory of a captured life is called, before the life's number.
 pub(crate) const IMAGE_PREFIX: &str = "image-";
 /// How many characters keep two nodes on one machine apart.
@@ -142,7 +144,7 @@ impl Layout {
                 sandbox: id.clone(),
                 incarnation,
             },
-            directory: self.sandbox(id).join("engine"),
+            directory: self.sandbox(id).join(format!("{LIFE_PREFIX}{incarnation}")),
         }
     }
 

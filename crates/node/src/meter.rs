@@ -75,7 +75,7 @@ pub(crate) async fn sample(dependencies: &Dependencies, entry: &crate::registry:
         return;
     }
     let instance = dependencies.layout.instance(&view.id, view.incarnation);
-    match dependencies.engine.usage(&instance).await {
+    match dependencies.usage(&instance).await {
         Ok(usage) => entry
             .meter
             .add(dependencies.clock.now(), &usage, &view.resources),

@@ -8,11 +8,13 @@ use std::{
     time::Duration,
 };
 
-use sandhold_engine::{Engine, EngineError};
+use sandhold_engine::{Engine, EngineError, InstanceRef, InstanceStatus, Usage};
 use sandhold_images::Builds;
 use sandhold_network::{Network, NetworkError};
 use sandhold_platform::{Hold, Platform, PlatformError};
-use sandhold_types::{Actor, BuildId, Clock, Deadline, Entropy, SandboxId};
+use sandhold_types::{
+    Actor, BuildId, Clock, Deadline, Entropy, Incarnation, SandboxId, SandboxState,
+};
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
@@ -33,6 +35,16 @@ use crate::{
     registry::{Entry, Full, Registry},
     sweeper,
 };
+
+/// How long the engine may take to look at something.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
+fn no_answer(step: &'static str, instance: &InstanceRef) -> EngineError {
+    EngineError::Deadline {
+        step,
+        instance: instance.id.clone(),
+    }
+}
 
 /// Settings of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +95,8 @@ pub struct Dependencies {
     pub faults: Faults,
     /// Turns for starting sandboxes.
     pub launches: Semaphore,
+    /// How many turns there are.
+    pub launches_max: usize,
     /// How often sandboxes doze off.
     pub dozes: DozeCounts,
 }
@@ -100,12 +114,28 @@ impl Dependencies {
             .await
     }
 
+    /// Asks the engine for the truth about an instance. A look that takes no deadline of its own and
+    /// does not come back is an error.
+    pub(crate) async fn inspect(
+        &self,
+        instance: &InstanceRef,
+    ) -> Result<InstanceStatus, EngineError> {
+        let looked = tokio::time::timeout(LOOK_MAX, self.engine.inspect(instance)).await;
+        looked.unwrap_or_else(|_| Err(no_answer("inspecting", instance)))
+    }
+
+    /// Asks the engine what an instance uses, with the same bound.
+    pub(crate) async fn usage(&self, instance: &InstanceRef) -> Result<Usage, EngineError> {
+        let looked = tokio::time::timeout(LOOK_MAX, self.engine.usage(instance)).await;
+        looked.unwrap_or_else(|_| Err(no_answer("accounting for", instance)))
+    }
+
     /// Makes a directory for a blank.
     pub(crate) async fn mark_blank(&self, id: &SandboxId) -> Result<(), PlatformError> {
-        let directory = self.layout.sandbox(id);
+        let directory = self.layout.instance(id, Incarnation::INITIAL).directory;
         let mark = self.layout.blank_mark(id);
         blocking("marking a blank", move || {
-            std::fs::create_dir_all(directory.join("engine"))?;
+            std::fs::create_dir_all(directory)?;
             std::fs::write(mark, b"")
         })
         .await
@@ -123,11 +153,14 @@ impl Dependencies {
         record: &Record,
         durability: Durability,
     ) -> Result<(), PlatformError> {
-        let directory = self.layout.sandbox(&record.id);
         let path = self.layout.record(&record.id);
         let record = record.clone();
+        let life = self.layout.instance(&record.id, record.incarnation);
         blocking("writing its record", move || {
-            std::fs::create_dir_all(directory.join("engine"))?;
+            // One that sleeps has no life.
+            if record.state != SandboxState::Paused {
+                std::fs::create_dir_all(life.directory)?;
+            }
             record.write(&path, durability)
         })
         .await

@@ -7,7 +7,7 @@ use sandhold_platform::{
     CreateSandbox, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Pause, Platform,
     PlatformError, Resume, SandboxView, TemplateStamp, TimeRange, Woken,
 };
-use sandhold_types::{Actor, Deadline, SandboxId, Token};
+use sandhold_types::{Actor, Deadline, Incarnation, SandboxId, Token};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -202,11 +202,11 @@ impl Platform for Node {
 
     async fn logs(&self, id: &SandboxId, limit: usize) -> Result<Vec<LogLine>, PlatformError> {
         let mut lines: Vec<LogLine> = self.history(id).await?.iter().map(log_line).collect();
-        let console = self
-            .dependencies()
-            .layout
-            .sandbox(id)
-            .join("engine/console.log");
+        let incarnation = self
+            .get(id)
+            .map_or(Incarnation::INITIAL, |view| view.incarnation);
+        let life = self.dependencies().layout.instance(id, incarnation);
+        let console = life.directory.join("console.log");
         let read = move || read_tail(&console);
         let text = tokio::task::spawn_blocking(read)
             .await

@@ -196,7 +196,7 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
         let deadline = Deadline::after(now, CAPTURE_BUDGET);
         dependencies.engine.settle(&instance, deadline).await?;
     }
-    let status = dependencies.engine.inspect(&instance).await?;
+    let status = dependencies.inspect(&instance).await?;
     let plan = plan(&record, &status);
     let mut record = record;
     let now = dependencies.clock.now();

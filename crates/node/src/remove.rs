@@ -68,13 +68,26 @@ pub(crate) async fn remove_resources(
     let instance = dependencies.layout.instance(id, incarnation);
     dependencies.engine.remove(&instance, deadline).await?;
     // An engine's word is not proof (R-L8: success means gone).
-    if dependencies.engine.inspect(&instance).await? == InstanceStatus::Running {
+    if dependencies.inspect(&instance).await? == InstanceStatus::Running {
         return Err(RemoveError::StillThere);
     }
+    let directory = instance.directory;
+    files("remove its life's directory", move || {
+        gone(fs::remove_dir_all(directory))
+    })
+    .await?;
     dependencies.faults.reach("remove.engine");
     dependencies.network.detach(id).await?;
     dependencies.faults.reach("remove.network");
     Ok(())
+}
+
+/// What is not there any more need not be removed.
+fn gone(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Removes a sandbox's directory; idempotent.
@@ -83,11 +96,10 @@ pub(crate) async fn remove_directory(
     id: &SandboxId,
 ) -> Result<(), RemoveError> {
     let directory = dependencies.layout.sandbox(id);
-    let remove = move || match fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    };
-    files("remove its directory", remove).await
+    files("remove its directory", move || {
+        gone(fs::remove_dir_all(directory))
+    })
+    .await
 }
 
 async fn files(

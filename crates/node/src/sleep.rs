@@ -94,7 +94,7 @@ pub(crate) async fn truth(
     if let Err(error) = settled.await {
         return Captured::Unknown(engine_error(STEP, error));
     }
-    let status = match dependencies.engine.inspect(&instance).await {
+    let status = match dependencies.inspect(&instance).await {
         Ok(status) => status,
         Err(error) => return Captured::Unknown(engine_error(STEP, error)),
     };

@@ -105,7 +105,7 @@ impl SandboxActor {
             .layout
             .instance(&self.record.id, self.record.incarnation);
         // Without a figure it is tried; a full disk then fails the capture.
-        let used = self.dependencies.engine.usage(&instance).await;
+        let used = self.dependencies.usage(&instance).await;
         let image_bytes = used.map_or(0, |usage| usage.memory_bytes + usage.disk_bytes);
         self.check_disk(image_bytes)?;
         let mut pausing = self.record.clone();
@@ -345,15 +345,17 @@ impl SandboxActor {
         let deadline = self.deadline(REMOVAL_BUDGET);
         let id = &self.record.id;
         let cleared = remove::remove_resources(&self.dependencies, id, life, deadline).await;
-        self.guard.has_left_overs = cleared.is_err();
         if let Err(error) = cleared {
             tracing::warn!(sandbox = %id, error = ?error, "something is left of it while it sleeps");
+            self.guard.left_overs.insert(life);
+        } else {
+            self.guard.left_overs.remove(&life);
         }
     }
 
     pub(crate) async fn clear_left_overs(&mut self) {
-        if self.guard.has_left_overs {
-            self.clear(self.record.incarnation).await;
+        for life in self.guard.left_overs.clone() {
+            self.clear(life).await;
         }
     }
 
@@ -406,7 +408,7 @@ impl SandboxActor {
             .layout
             .instance(&self.record.id, self.record.incarnation);
         let engine = self.dependencies.engine.as_ref();
-        let Ok(usage) = engine.usage(&instance).await else {
+        let Ok(usage) = self.dependencies.usage(&instance).await else {
             self.entry.doze.was_busy(now);
             return;
         };

@@ -173,6 +173,7 @@ impl Machine {
             layout: Arc::new(layout),
             faults: Faults::default(),
             launches: Semaphore::new(4),
+            launches_max: 4,
             dozes: DozeCounts::default(),
         };
         let started = Node::start(dependencies, self.config).await;
