@@ -130,6 +130,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         layout,
         faults: Faults::new(args.fault_at),
         launches: Semaphore::new(config.launches_max),
+        launches_max: config.launches_max,
         dozes: DozeCounts::default(),
     };
     let (node, report) = Node::start(dependencies, config).await?;
