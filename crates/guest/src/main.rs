@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use sandhold_guest::{app, config::AgentConfig, sudo};
+use sandhold_guest::{app, clone_filter, config::AgentConfig, sudo};
 
 /// Threads that run asynchronous work. A sandbox often has one core; a second thread keeps the
 /// agent answering while the first is in a long system call.
@@ -22,6 +22,11 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
         )
         .init();
+    // Before the first thread, which would not have it. A kernel that knows no filters is none
+    // that hangs without this one.
+    if let Err(error) = clone_filter::install() {
+        tracing::warn!(%error, "processes that share signal handlers are not refused");
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

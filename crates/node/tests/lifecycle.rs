@@ -377,6 +377,39 @@ async fn blanks_are_made_after_a_create_used_by_the_next_and_gone_after_the_stop
     assert!(machine.is_clean().await);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_answered_kill_has_freed_the_place() {
+    // BC-081: as many workers as places, so one that is given back late refuses somebody.
+    const PLACES: usize = 15;
+    let mut machine = Machine::new();
+    machine.config.capacity.sandboxes_max = PLACES;
+    let node = machine.start().await;
+    let mut workers = tokio::task::JoinSet::new();
+    for _ in 0..PLACES {
+        let node = node.clone();
+        workers.spawn(async move {
+            for _ in 0..40 {
+                let made = create(&node).await.unwrap();
+                let killed = node.kill(&made.id, Actor::Operator, within(10)).await;
+                killed.unwrap();
+            }
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended.unwrap();
+    }
+    assert!(machine.is_clean().await);
+    // The limit is there.
+    for _ in 0..PLACES {
+        create(&node).await.unwrap();
+    }
+    let refused = create(&node).await.unwrap_err();
+    assert!(
+        matches!(refused, PlatformError::Capacity { .. }),
+        "{refused}"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_record_that_cannot_be_read_stops_the_start_and_deletes_nothing() {
     // R-L3: what was acknowledged is never lost, whatever happened to the note of it.

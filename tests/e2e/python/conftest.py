@@ -15,6 +15,11 @@ for name in ("SANDHOLD_URL", "E2B_API_URL", "E2B_API_KEY"):
         raise SystemExit(f"{name} is not set; run me by scripts/with-server")
 
 
+def pytest_collection_modifyitems(items):
+    """What takes minutes, most of them idle, starts first, so that the rest runs beside it."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture
 def new():
     """Makes sandboxes of `base`, with any options of the SDK; all are killed after the test."""

@@ -125,3 +125,20 @@ def test_no_server_is_told_with_what_to_do():
     result = cli("sandbox", "ls", "--url", "http://127.0.0.1:9")
     assert result.returncode == 1
     assert b"http://127.0.0.1:9" in result.stderr and b"sandhold up" in result.stderr
+
+
+def test_a_failure_is_json_where_that_was_asked_for(sandbox_id):
+    cases = [
+        (["sandbox", "kill", "nosuchsandbox0000000"], "sandbox_not_found"),
+        (["sandbox", "create", "--template", "no-such-template"], "template_not_found"),
+        (["sandbox", "ls", "--url", "http://127.0.0.1:9"], "unreachable"),
+        (["sandbox", "ls", "--api-key", "e2b_" + "0" * 40], "unauthenticated"),
+    ]
+    for command, code in cases:
+        result = cli(*command, "--json")
+        assert result.returncode != 0 and result.stdout == b"", command
+        told = json.loads(result.stderr)
+        assert told["code"] == code and told["message"], told
+    result = cli("sandbox", "exec", "--json", "nosuchsandbox0000000", "--", "true")
+    assert result.returncode == 125 and json.loads(result.stderr)["code"] == "sandbox_not_found"
+    assert cli("sandbox", "kill", "nosuchsandbox0000000").stderr.startswith(b"sandhold: ")

@@ -132,6 +132,18 @@ def agent_memory(sandbox):
     return int(text.split()[1]) * 1024
 
 
+def server_memory():
+    """Resident bytes of the server."""
+    with open(f"/proc/{os.environ['SANDHOLD_PID']}/status") as status:
+        line = next(line for line in status if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def server_files():
+    """Descriptors that the server has open."""
+    return len(os.listdir(f"/proc/{os.environ['SANDHOLD_PID']}/fd"))
+
+
 def port_headers(sandbox, port):
     """Routes a request to a port of a sandbox, as a browser would by its host name."""
     return {"Host": f"{port}-{sandbox.sandbox_id}.{sandbox.sandbox_domain or 'e2b.app'}"}
