@@ -1,5 +1,5 @@
 # Thin targets over scripts/, which say what they do.
-.PHONY: demo test bench lint setup sim
+.PHONY: demo test bench lint fuzz setup sim
 
 demo:
 	scripts/demo
@@ -12,6 +12,9 @@ bench:
 
 lint:
 	scripts/lint
+
+fuzz:
+	scripts/fuzz
 
 setup:
 	scripts/setup

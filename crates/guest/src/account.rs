@@ -133,7 +133,7 @@ fn read_database(path: &Path) -> Result<String, AccountError> {
 
 /// Finds an account in the text of both databases. A number without an entry is an account too,
 /// as images whose `USER` is a number expect.
-fn find_account(passwd: &str, group: &str, name: &str) -> Option<Account> {
+pub(crate) fn find_account(passwd: &str, group: &str, name: &str) -> Option<Account> {
     let number = name.parse::<u32>().ok();
     let mut account = passwd
         .lines()

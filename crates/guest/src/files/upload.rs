@@ -256,7 +256,7 @@ fn named_path(query: &FileQuery) -> Option<&str> {
 }
 
 /// Where a part goes: the path of the query for the only file, the name of the part for several.
-fn field_path(query: &FileQuery, field: &Field<'_>) -> Result<String, HttpError> {
+pub(crate) fn field_path(query: &FileQuery, field: &Field<'_>) -> Result<String, HttpError> {
     match (named_path(query), field.file_name()) {
         (Some(path), _) => Ok(path.to_owned()),
         (None, Some(name)) if !name.is_empty() => Ok(name.to_owned()),

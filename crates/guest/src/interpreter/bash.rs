@@ -301,7 +301,7 @@ fn exit_status(status: u8) -> Failure {
 
 /// A part of what a stream said.
 #[derive(Debug, PartialEq, Eq)]
-enum Part {
+pub(super) enum Part {
     Text(String),
     /// An execution is over, with this status.
     Marker(u8),
@@ -309,7 +309,7 @@ enum Part {
 
 /// Finds the markers in a stream of bytes, wherever the stream is divided.
 #[derive(Debug)]
-struct Splitter {
+pub(super) struct Splitter {
     /// A NUL, the word, and a space.
     prefix: Vec<u8>,
     /// Bytes of which it is not known yet what they are.
@@ -320,14 +320,14 @@ struct Splitter {
 const STATUS_BYTES_MAX: usize = 4;
 
 impl Splitter {
-    fn new(marker: &str) -> Self {
+    pub(super) fn new(marker: &str) -> Self {
         Self {
             prefix: format!("\0{marker} ").into_bytes(),
             pending: Vec::new(),
         }
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Vec<Part> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Vec<Part> {
         self.pending.extend_from_slice(bytes);
         let mut parts = Vec::new();
         while let Some(at) = find(&self.pending, &self.prefix) {
@@ -353,7 +353,7 @@ impl Splitter {
         parts
     }
 
-    fn finish(&mut self) -> Vec<Part> {
+    pub(super) fn finish(&mut self) -> Vec<Part> {
         let mut parts = Vec::new();
         self.text(self.pending.len(), &mut parts);
         parts

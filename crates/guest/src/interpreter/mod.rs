@@ -22,6 +22,7 @@ mod bash;
 mod context;
 mod contexts;
 mod events;
+pub(crate) mod fuzzing;
 mod host;
 mod jupyter;
 mod kernel;

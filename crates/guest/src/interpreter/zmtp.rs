@@ -68,9 +68,9 @@ pub(super) enum ZmtpError {
 }
 
 /// The receiving half.
-pub(super) struct Reader(Box<dyn AsyncRead + Send + Unpin>);
+pub(super) struct Reader(pub(super) Box<dyn AsyncRead + Send + Unpin>);
 /// The sending half.
-pub(super) struct Writer(Box<dyn AsyncWrite + Send + Unpin>);
+pub(super) struct Writer(pub(super) Box<dyn AsyncWrite + Send + Unpin>);
 
 impl std::fmt::Debug for Reader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -113,7 +113,8 @@ pub(super) async fn connect(
     shake_hands(reader, writer, kind).await
 }
 
-async fn shake_hands(
+/// What both sides of a new connection say first.
+pub(super) async fn shake_hands(
     mut reader: Reader,
     mut writer: Writer,
     kind: SocketKind,
@@ -139,7 +140,7 @@ async fn shake_hands(
 }
 
 /// Version 3.0, mechanism NULL, as a client.
-fn greeting() -> [u8; GREETING_BYTES] {
+pub(super) fn greeting() -> [u8; GREETING_BYTES] {
     let mut greeting = [0; GREETING_BYTES];
     greeting[0] = 0xff;
     greeting[9] = 0x7f;
@@ -161,7 +162,7 @@ fn check_greeting(greeting: &[u8; GREETING_BYTES]) -> Result<(), ZmtpError> {
     Ok(())
 }
 
-fn ready(kind: SocketKind) -> Vec<u8> {
+pub(super) fn ready(kind: SocketKind) -> Vec<u8> {
     let name: &[u8] = match kind {
         SocketKind::Dealer => b"DEALER",
         SocketKind::Subscriber => b"SUB",

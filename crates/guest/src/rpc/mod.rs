@@ -78,7 +78,7 @@ pub fn account_error(error: AccountError) -> ConnectError {
 /// The user in a Basic header. `Some(None)` if the header names nobody or is of another scheme,
 /// `None` if it is malformed.
 #[allow(clippy::option_option)]
-fn basic_user(value: &[u8]) -> Option<Option<String>> {
+pub(crate) fn basic_user(value: &[u8]) -> Option<Option<String>> {
     let text = std::str::from_utf8(value).ok()?;
     let Some((scheme, encoded)) = text.split_once(' ') else {
         return Some(None);

@@ -67,3 +67,14 @@ enum Answer {
     /// It was not started.
     Refused(String),
 }
+
+/// Reads `bytes` as a request, and `text` as the words of a command line and as rules, for the
+/// fuzz targets.
+pub(crate) fn read_all(bytes: &[u8], text: &str) {
+    let _ = serde_json::from_slice::<Request>(bytes);
+    if let Ok(options::Parsed::Run(wanted)) = options::parse(text.lines().map(str::to_owned)) {
+        let (command, shell) = (wanted.command, wanted.shell.0);
+        assert!(!command.is_empty() || shell != ShellUse::None);
+    }
+    policy::read_all(text);
+}

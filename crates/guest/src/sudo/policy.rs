@@ -58,6 +58,14 @@ fn may(account: &Account, rules: &str, group: &str) -> bool {
     })
 }
 
+/// Reads `text` as rules and groups. Nobody is allowed everything without the words that say so.
+pub(super) fn read_all(text: &str) {
+    if let Some(account) = crate::account::find_account(text, text, "user") {
+        let words: String = text.split_whitespace().collect();
+        assert!(!may(&account, text, text) || words.contains("NOPASSWD:ALL"));
+    }
+}
+
 fn is_meant(account: &Account, who: &str, group: &str) -> bool {
     if let Some(name) = who.strip_prefix('%') {
         let ids: BTreeSet<u32> = account.groups.iter().copied().collect();
