@@ -72,6 +72,8 @@ pub(crate) enum Failure {
     TooManyWaiting(SandboxId, usize),
     /// The gateway has as many requests at once as it may.
     GatewayFull,
+    /// The head of the request is longer than this.
+    HeadTooLarge(u32),
     /// The request asks to become something the gateway does not carry.
     NotCarried(SandboxId),
 }
@@ -94,6 +96,7 @@ impl Failure {
             Self::TokenMissing(_) | Self::TokenWrong(_) => ErrorCode::TrafficTokenRequired,
             Self::SignatureUnknown | Self::SignatureExpired => ErrorCode::Unauthenticated,
             Self::TooManyRequests(..) | Self::TooManyWaiting(..) => ErrorCode::TooManyRequests,
+            Self::HeadTooLarge(_) => ErrorCode::HeadTooLarge,
             Self::NotCarried(_) => ErrorCode::NotSupported,
         }
     }
@@ -104,6 +107,7 @@ impl Failure {
             Self::Refused(_)
             | Self::SignatureUnknown
             | Self::SignatureExpired
+            | Self::HeadTooLarge(_)
             | Self::GatewayFull => None,
             Self::Unknown(id)
             | Self::Ended(id, _)
@@ -169,6 +173,9 @@ impl Failure {
                 format!("{limit} requests already wait for a connection to the sandbox")
             }
             Self::GatewayFull => "The gateway has as many requests open as it may".to_owned(),
+            Self::HeadTooLarge(limit) => {
+                format!("The head of the request is larger than {limit} bytes")
+            }
             Self::NotCarried(_) => "The gateway does not carry this protocol".to_owned(),
         }
     }
@@ -303,6 +310,7 @@ mod tests {
             Failure::SignatureUnknown,
             Failure::SignatureExpired,
             Failure::TooManyRequests(id(), 5),
+            Failure::HeadTooLarge(5),
             Failure::TooManyWaiting(id(), 5),
             Failure::GatewayFull,
             Failure::NotCarried(id()),

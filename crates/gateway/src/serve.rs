@@ -25,7 +25,7 @@ use std::{
 };
 
 use axum::extract::ConnectInfo;
-use http::{Request, Response};
+use http::{Request, Response, request::Parts};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -40,6 +40,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::Service;
 
 use crate::{
+    answers::{Audience, Failure, answer},
     body::{BodyError, ReplyBody},
     config::GatewayConfig,
     forward::{ClientAddress, Gateway},
@@ -204,6 +205,12 @@ impl ClientConnection {
         under_way: UnderWay,
     ) -> Result<Response<ReplyBody>, Infallible> {
         let (mut head, body) = request.into_parts();
+        let head_bytes_max = self.gateway.config().header_bytes_max;
+        if head_bytes(&head) > u64::from(head_bytes_max) {
+            let refused = Failure::HeadTooLarge(head_bytes_max);
+            let response = answer(&refused, Audience::of(&head.headers));
+            return Ok(response.map(|body| body.until_dropped(under_way)));
+        }
         let response = match self.gateway.claims(&head) {
             Some(target) => {
                 head.extensions.insert(self.address.clone());
@@ -225,6 +232,19 @@ fn note_end(ended: Result<(), BodyError>) {
         tracing::trace!(%error, "client connection ended");
     }
 }
+
+/// The target and the headers, as they are written in HTTP/1. Its reader takes what fits its
+/// buffer, which is as large as it is for the sake of bodies.
+fn head_bytes(head: &Parts) -> u64 {
+    let target = head.uri.path_and_query().map_or(0, |p| p.as_str().len())
+        + head.uri.authority().map_or(0, |a| a.as_str().len());
+    let headers = head.headers.iter();
+    let fields = headers.map(|(name, value)| name.as_str().len() + value.len() + FIELD_MARKS);
+    (target + fields.sum::<usize>()) as u64
+}
+
+/// A colon, a space and the end of the line.
+const FIELD_MARKS: usize = 4;
 
 fn http_builder(config: &GatewayConfig) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());

@@ -1,82 +1,46 @@
 //! The names that only the governor knows.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
-use sandhold_types::{EnvName, IdError, Namespace};
+use sandhold_types::{EnvName, IdError, Namespace, text_id};
 
-macro_rules! governor_id {
-    ($(#[$doc:meta])* $name:ident, $length_max:literal, $rule:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(Box<str>);
-
-        impl $name {
-            /// The textual form.
-            #[must_use]
-            pub fn as_str(&self) -> &str {
-                &self.0
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = IdError;
-
-            fn from_str(text: &str) -> Result<Self, IdError> {
-                let fits = !text.is_empty() && text.len() <= $length_max;
-                if fits && text.bytes().all(|b| b.is_ascii_graphic()) {
-                    Ok(Self(text.into()))
-                } else {
-                    Err(IdError { kind: stringify!($name), rule: $rule })
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-    };
+/// Names that callers choose are taken as they are; they never become part of a path or a host.
+fn is_printable(text: &str, length_max: usize) -> bool {
+    !text.is_empty() && text.len() <= length_max && text.bytes().all(|b| b.is_ascii_graphic())
 }
 
-governor_id!(
+text_id!(
     /// Who a sandbox is for: `namespace:env:project_id:session_run_id` unless the caller gives
     /// another (R-G2). It is only ever looked up inside its bucket, so one tenant cannot name
     /// another's.
     OwnerId,
-    300,
-    "1 to 300 printable ASCII characters without spaces"
+    "1 to 300 printable ASCII characters without spaces",
+    |text| is_printable(text, 300)
 );
-governor_id!(
+text_id!(
     /// One holding of an owner's sandbox, by the caller's own name for it (R-G6).
     LeaseId,
-    128,
-    "1 to 128 printable ASCII characters without spaces"
+    "1 to 128 printable ASCII characters without spaces",
+    |text| is_printable(text, 128)
 );
-governor_id!(
+text_id!(
     /// One place in a bucket. It is chosen before the sandbox is made and written into the
     /// sandbox's metadata, so that a create without an answer can be found again.
     SlotId,
-    64,
-    "1 to 64 printable ASCII characters without spaces"
+    "1 to 64 printable ASCII characters without spaces",
+    |text| is_printable(text, 64)
 );
-governor_id!(
+text_id!(
     /// One run (R-G3).
     RunId,
-    64,
-    "1 to 64 printable ASCII characters without spaces"
+    "1 to 64 printable ASCII characters without spaces",
+    |text| is_printable(text, 64)
 );
-governor_id!(
+text_id!(
     /// One process of the governor, for one life of it: a restarted process is another one.
     ReplicaId,
-    64,
-    "1 to 64 printable ASCII characters without spaces"
+    "1 to 64 printable ASCII characters without spaces",
+    |text| is_printable(text, 64)
 );
 
 /// The scope of a quota: a tenant and one of its environments (R-G2).

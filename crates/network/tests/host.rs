@@ -149,27 +149,3 @@ async fn many_sandboxes_share_a_host() {
     assert_eq!(left(&tag), Vec::<String>::new());
     fs::remove_dir(state(&tag)).unwrap();
 }
-
-/// Prints what a dial costs without a guest: `--run-ignored only --no-capture`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "prints figures"]
-async fn figures() {
-    let tag = tag();
-    let network = LinuxNetwork::new(&tag).await.unwrap();
-    let id = SandboxId::generate(&SystemEntropy);
-    network.attach(&id, &Egress::Nothing).await.unwrap();
-    let mut times = Vec::new();
-    for _ in 0..1000 {
-        let begun = Instant::now();
-        let soon = Deadline::after(begun, std::time::Duration::from_secs(1));
-        let _ = network.dial(&id, 80, soon).await;
-        times.push(begun.elapsed());
-    }
-    times.sort();
-    eprintln!(
-        "dial, answered by the kernel: median {:?}, p95 {:?}",
-        times[500], times[950]
-    );
-    network.detach(&id).await.unwrap();
-    fs::remove_dir(state(&tag)).unwrap();
-}

@@ -7,7 +7,7 @@ mod up;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 /// Sandboxes for code that AI agents write, on your own machine.
 #[derive(Debug, Parser)]
@@ -28,13 +28,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let matches = Arguments::command().get_matches();
+    let as_json = cli::failure::wants_json(&matches);
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result = match arguments.command {
         Command::Up(args) => up::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Client(command) => client(&command),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("sandhold: {error:#}");
+        eprintln!("{}", cli::failure::told(&error, as_json));
         ExitCode::FAILURE
     })
 }

@@ -14,6 +14,22 @@ pub(crate) const STATE_ROOT: &str = "/run/sandhold";
 /// Where a server listens unless told otherwise.
 pub(crate) const LISTEN: &str = "127.0.0.1:3000";
 
+/// Where the engine of this node tag keeps it.
+pub(crate) fn state_root(tag: &str) -> PathBuf {
+    Path::new(STATE_ROOT).join(tag)
+}
+
+/// Takes away what an engine and a network leave empty. What still holds something of a sandbox
+/// stays: the next start with this tag looks there.
+pub(crate) fn remove_empty_state(tag: &str) {
+    let root = state_root(tag);
+    for directory in [&root.join("runsc"), &root] {
+        if let Err(error) = std::fs::remove_dir(directory) {
+            tracing::debug!(directory = %directory.display(), %error, "it stays");
+        }
+    }
+}
+
 /// The gVisor runtime: `SANDHOLD_RUNSC`, or the first `runsc` on the path.
 pub(crate) fn find_runsc() -> Option<PathBuf> {
     if let Some(path) = env::var_os("SANDHOLD_RUNSC") {

@@ -7,13 +7,7 @@
 //!
 //! The listener is bound first, so that a port that is taken is told before any work is done.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use sandhold_api::{ApiParts, ApiState, Settings};
@@ -25,7 +19,7 @@ use sandhold_gateway::{Drained, Gateway, GatewayConfig};
 use sandhold_images::Catalogue;
 use sandhold_network::{LinuxNetwork, Network};
 use sandhold_node::{Dependencies, DozeCounts, Faults, HttpAgent, Layout, Node, NodeConfig};
-use sandhold_store::{SqliteStore, Store};
+use sandhold_store::{FirstStart, SqliteStore, Store};
 use sandhold_types::{Clock, Entropy, FaultPlan, SystemClock, SystemEntropy};
 use tokio::{net::TcpListener, sync::Semaphore};
 
@@ -112,10 +106,15 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         clock.as_ref(),
         entropy.as_ref(),
     );
-    first.await.context("could not make the first API key")?;
-    let engine = build_engine(layout.tag()).await?;
+    let first = first.await.context("could not make the first API key")?;
+    if let FirstStart::Mended { key_file } = first {
+        tracing::warn!(key_file = %key_file.display(), "it was empty and holds a new key now");
+    }
+    raise_descriptor_limit();
+    let tag = layout.tag().to_owned();
+    let engine = build_engine(&tag).await?;
     let catalogue = open_catalogue(&layout, engine.as_ref(), clock.clone()).await?;
-    let network: Arc<dyn Network> = Arc::new(LinuxNetwork::new(layout.tag()).await?);
+    let network: Arc<dyn Network> = Arc::new(LinuxNetwork::new(&tag).await?);
     let config = NodeConfig {
         doze_after: args.doze_after(),
         ..NodeConfig::default()
@@ -164,7 +163,22 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     if args.on_exit == OnExit::Kill {
         node.kill_all(KILL_ALL_BUDGET).await;
     }
+    settings::remove_empty_state(&tag);
     Ok(ExitCode::SUCCESS)
+}
+
+/// A connection takes a descriptor or two and a sandbox a few, so the usual 1024 are soon gone.
+/// What the server starts inherits the limit; `runsc` sets its own.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, ?limit, "the limit of open descriptors was not raised");
+    }
 }
 
 /// The gVisor engine, with its state where socket paths stay short.
@@ -174,7 +188,7 @@ pub(crate) async fn build_engine(tag: &str) -> anyhow::Result<Arc<dyn Engine>> {
     let config = GvisorConfig {
         runsc,
         node_tag: tag.to_owned(),
-        state_root: Path::new(settings::STATE_ROOT).join(tag),
+        state_root: settings::state_root(tag),
     };
     Ok(Arc::new(GvisorEngine::new(config).await?))
 }

@@ -177,3 +177,24 @@ fn two_hundred_crashes_at_random_lose_nothing_that_was_acknowledged() {
     assert!(books.lock().unwrap().acknowledged.is_subset(&listed));
     server.stop();
 }
+
+#[test]
+fn a_stop_in_good_order_leaves_nothing_of_the_node() {
+    let site = Site::new();
+    let server = site.start(&["--on-exit", "kill"]);
+    let limits =
+        std::fs::read_to_string(format!("/proc/{}/limits", server.pid().as_raw_nonzero())).unwrap();
+    let descriptors = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let bounds: Vec<&str> = descriptors.unwrap().split_whitespace().skip(3).collect();
+    assert_eq!(
+        bounds[0], bounds[1],
+        "the soft limit is raised to the hard one"
+    );
+    server.create().unwrap();
+    let state = std::path::PathBuf::from("/run/sandhold").join(site.tag());
+    assert!(state.exists());
+    server.stop();
+    assert!(!state.exists(), "{} stays", state.display());
+}

@@ -29,6 +29,11 @@ pub enum FirstStart {
         /// Where the key is.
         key_file: PathBuf,
     },
+    /// The store has keys, and the key file was empty: another key was made for it.
+    Mended {
+        /// Where the key is.
+        key_file: PathBuf,
+    },
     /// The store has keys.
     AlreadyDone,
 }
@@ -59,6 +64,9 @@ pub enum FirstStartError {
 /// (mode 0600), if the store has no key at all. The file is on disk before the store knows the key,
 /// so a start that is cut short is finished by the next one, with the same key.
 ///
+/// A file that is there and empty, as a full disk leaves it, opens nothing. It gets another key,
+/// also when the store has keys; one that somebody took away stays away.
+///
 /// # Errors
 /// The file cannot be written, or the store failed.
 pub async fn first_start(
@@ -67,18 +75,17 @@ pub async fn first_start(
     clock: &dyn Clock,
     entropy: &dyn Entropy,
 ) -> Result<FirstStart, FirstStartError> {
-    if !store.list_keys(&crate::KeyScope::All).await?.is_empty() {
+    let is_first = store.list_keys(&crate::KeyScope::All).await?.is_empty();
+    let key_file = data_dir.join(DEFAULT_KEY_FILE);
+    let (found, is_empty) = match read_key(&key_file)? {
+        KeyFile::Absent => (None, false),
+        KeyFile::Empty => (None, true),
+        KeyFile::Holds(key) => (Some(key), false),
+    };
+    if !is_first && !is_empty {
         return Ok(FirstStart::AlreadyDone);
     }
-    let key_file = data_dir.join(DEFAULT_KEY_FILE);
-    let key = match read_key(&key_file)? {
-        Some(key) => key,
-        None => {
-            let key = Token::generate_api_key(entropy);
-            write_key(data_dir, &key_file, &key)?;
-            key
-        }
-    };
+    let key = found.unwrap_or_else(|| Token::generate_api_key(entropy));
     let new_key = NewKey {
         id: KeyId::generate(entropy),
         digest: KeyDigest::of(&key),
@@ -91,6 +98,13 @@ pub async fn first_start(
         hint: NewKey::hint_of(&key),
         created_at: clock.now(),
     };
+    if !is_first {
+        // The other way round, a start that is cut short would leave a key that nobody knows.
+        store.create_key(new_key).await?;
+        write_key(data_dir, &key_file, &key)?;
+        return Ok(FirstStart::Mended { key_file });
+    }
+    write_key(data_dir, &key_file, &key)?;
     // The store is asked again, atomically: another process may have been quicker.
     Ok(match store.create_first_key(new_key).await? {
         CreateKeyOutcome::Created(_) => FirstStart::Created { key_file },
@@ -110,8 +124,14 @@ impl NewKey {
     }
 }
 
-/// The key in the file, if the file is there and holds one.
-fn read_key(path: &Path) -> Result<Option<Token>, FirstStartError> {
+/// What is known of the key file.
+enum KeyFile {
+    Absent,
+    Empty,
+    Holds(Token),
+}
+
+fn read_key(path: &Path) -> Result<KeyFile, FirstStartError> {
     let failed = |source| FirstStartError::KeyFile {
         path: path.to_owned(),
         action: "read",
@@ -119,7 +139,7 @@ fn read_key(path: &Path) -> Result<Option<Token>, FirstStartError> {
     };
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(KeyFile::Absent),
         Err(source) => return Err(failed(source)),
     };
     let mut text = String::new();
@@ -127,7 +147,11 @@ fn read_key(path: &Path) -> Result<Option<Token>, FirstStartError> {
         .read_to_string(&mut text)
         .map_err(failed)?;
     let key = text.trim();
-    Ok((!key.is_empty()).then(|| Token::new(key.to_owned())))
+    Ok(if key.is_empty() {
+        KeyFile::Empty
+    } else {
+        KeyFile::Holds(Token::new(key.to_owned()))
+    })
 }
 
 fn write_key(data_dir: &Path, path: &Path, key: &Token) -> Result<(), FirstStartError> {
@@ -211,5 +235,30 @@ mod tests {
                 .unwrap()
                 .is_some()
         );
+    }
+
+    #[tokio::test]
+    async fn an_empty_key_file_gets_a_key_that_works() {
+        for (is_first, left) in [(true, ""), (false, ""), (false, "\n")] {
+            let dir = tempfile::tempdir().unwrap();
+            let key_file = dir.path().join(DEFAULT_KEY_FILE);
+            let (store, entropy) = (MemoryStore::new(), SeededEntropy::new(1));
+            let start = async || {
+                let started = first_start(&store, dir.path(), &SystemClock, &entropy);
+                started.await.unwrap()
+            };
+            if !is_first {
+                start().await;
+            }
+            fs::write(&key_file, left).unwrap();
+            assert_ne!(start().await, FirstStart::AlreadyDone);
+            let key = Token::new(fs::read_to_string(&key_file).unwrap().trim().to_owned());
+            let found = store.find_key(&KeyDigest::of(&key)).await.unwrap();
+            assert_eq!(found.unwrap().role, Role::Admin);
+            assert_eq!(start().await, FirstStart::AlreadyDone);
+            fs::remove_file(&key_file).unwrap();
+            assert_eq!(start().await, FirstStart::AlreadyDone);
+            assert!(!key_file.exists(), "taken away on purpose");
+        }
     }
 }

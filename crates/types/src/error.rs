@@ -63,6 +63,8 @@ error_codes! {
     IdempotencyMismatch = "idempotency_mismatch", 422;
     /// The body is larger than the limit.
     TooLarge = "too_large", 413;
+    /// The head of a request, its target and headers, is larger than the limit.
+    HeadTooLarge = "head_too_large", 431;
     /// What was asked for is not built yet; it is refused rather than ignored.
     NotSupported = "not_supported", 400;
     /// The tenant's own limit is reached.

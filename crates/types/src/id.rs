@@ -1,6 +1,6 @@
 //! Identifiers: one macro, one check each, one textual form.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use crate::Entropy;
 
@@ -14,11 +14,13 @@ pub struct IdError {
     pub rule: &'static str,
 }
 
+/// A type for texts that keep a rule: the rule is checked wherever one is read, also from JSON.
+#[macro_export]
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident, $rule:literal, $check:expr) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(Box<str>);
+        pub struct $name(::std::boxed::Box<str>);
 
         impl $name {
             /// The textual form.
@@ -28,41 +30,49 @@ macro_rules! text_id {
             }
         }
 
-        impl FromStr for $name {
-            type Err = IdError;
+        impl ::std::str::FromStr for $name {
+            type Err = $crate::IdError;
 
-            fn from_str(text: &str) -> Result<Self, IdError> {
+            fn from_str(text: &str) -> ::std::result::Result<Self, $crate::IdError> {
                 let check: fn(&str) -> bool = $check;
                 if check(text) {
                     Ok(Self(text.into()))
                 } else {
-                    Err(IdError { kind: stringify!($name), rule: $rule })
+                    Err($crate::IdError { kind: stringify!($name), rule: $rule })
                 }
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 f.write_str(&self.0)
             }
         }
 
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl ::std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
                 f.write_str(&self.0)
             }
         }
 
-        impl serde::Serialize for $name {
-            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-                s.serialize_str(&self.0)
+        impl $crate::serde::Serialize for $name {
+            fn serialize<S>(&self, serializer: S) -> ::std::result::Result<S::Ok, S::Error>
+            where
+                S: $crate::serde::Serializer,
+            {
+                serializer.serialize_str(&self.0)
             }
         }
 
-        impl<'de> serde::Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-                let text = <std::borrow::Cow<'de, str>>::deserialize(d)?;
-                text.parse().map_err(serde::de::Error::custom)
+        impl<'de> $crate::serde::Deserialize<'de> for $name {
+            fn deserialize<D>(deserializer: D) -> ::std::result::Result<Self, D::Error>
+            where
+                D: $crate::serde::Deserializer<'de>,
+            {
+                use $crate::serde::{Deserialize, de::Error};
+                let text =
+                    <::std::borrow::Cow<'de, str> as Deserialize>::deserialize(deserializer)?;
+                text.parse().map_err(D::Error::custom)
             }
         }
     };

@@ -33,5 +33,8 @@ pub use lifetime::{Clocking, Lifetime, OnTimeout};
 pub use reason::{Actor, EndReason};
 pub use resources::Resources;
 pub use secret::Token;
+/// For [`text_id`], which is used where `serde` may not be a dependency.
+#[doc(hidden)]
+pub use serde;
 pub use state::{Operation, SandboxState, Transition, TransitionRefused};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};

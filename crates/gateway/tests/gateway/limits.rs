@@ -157,3 +157,38 @@ async fn what_does_not_finish_is_cut_after_the_drain_time() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_head_beyond_the_bound_is_refused_whoever_it_is_for() {
+    let world = World::new().await;
+    let _served = world.serve(3000, echo).await;
+    let bound = GatewayConfig::default().header_bytes_max as usize;
+    for (length, expected) in [(bound - 1024, 200), (bound + 1, 431), (3 * bound, 431)] {
+        let filled = |request: http::request::Builder| {
+            request
+                .header("x-filler", "x".repeat(length))
+                .body(nothing())
+        };
+        let mut client = world.client().await;
+        let answer = client
+            .fetch(filled(request(3000, "GET", "/")).unwrap())
+            .await;
+        assert_eq!(answer.status, expected, "{length} bytes over HTTP/1");
+        if expected == 431 {
+            assert_eq!(answer.json()["error_code"], "head_too_large");
+        }
+        let target = format!("/?{}", "x".repeat(length.min(60_000)));
+        let mut api = world.client().await;
+        let no_sandbox = filled(http::Request::get(target).header("host", "api.test"));
+        let answer = api.fetch(no_sandbox.unwrap()).await;
+        assert_eq!(answer.status, 431, "{length} bytes beside a long target");
+        let mut client = http2_client(world.address).await;
+        let answer = client
+            .send_request(filled(http::Request::get(format!("http://{}/", host(3000)))).unwrap());
+        match answer.await {
+            Ok(answer) => assert_eq!(answer.status(), expected, "{length} bytes over HTTP/2"),
+            // One that is absurdly long ends its connection.
+            Err(error) => assert!(expected == 431, "{length} bytes over HTTP/2: {error}"),
+        }
+    }
+}

@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{
     connect::{Frame, FrameError, Frames, enveloped},
+    failure,
     output::{Form, Output},
     server::{AGENT_PORT, DataPlane, Options, Server, whole},
     stdin, terminal,
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match execute(args, &mut output, stdin::chunks).await {
         Ok(status) => Ok(ExitCode::from(status)),
         Err(error) => {
-            output.note(&format!("sandhold: {error:#}"))?;
+            output.note(&failure::told(&error, args.options.json))?;
             Ok(ExitCode::from(OWN_FAILURE))
         }
     }

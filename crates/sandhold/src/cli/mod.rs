@@ -13,6 +13,7 @@
 
 mod connect;
 mod exec;
+pub(crate) mod failure;
 mod files;
 mod key;
 mod output;

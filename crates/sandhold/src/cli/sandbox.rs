@@ -12,7 +12,7 @@ use sandhold_types::{Clock as _, SystemClock, Timestamp};
 use serde_json::{Map, Value, json};
 
 use super::{
-    exec, files,
+    exec, failure, files,
     output::{Form, Output},
     run_code,
     server::{Options, Server, ServerError, segment, with_query},
@@ -331,7 +331,9 @@ async fn kill(args: &KillArgs, output: &mut Output) -> anyhow::Result<ExitCode> 
             }
             Err(error) => {
                 failed = true;
-                output.note(&format!("sandhold: {sandbox}: {error:#}"))?;
+                let error = error.context(sandbox.clone());
+                let as_json = output.form() == Form::Json;
+                output.note(&failure::told(&error, as_json))?;
             }
         }
     }

@@ -116,6 +116,13 @@ struct Kitchen {
     engine: GvisorEngine,
     network: LinuxNetwork,
     instances: PathBuf,
+    tag: String,
+}
+
+impl Drop for Kitchen {
+    fn drop(&mut self) {
+        settings::remove_empty_state(&self.tag);
+    }
 }
 
 impl Kitchen {
@@ -129,12 +136,13 @@ impl Kitchen {
         let config = GvisorConfig {
             runsc,
             node_tag: tag.clone(),
-            state_root: PathBuf::from(format!("/run/sandhold/{tag}")),
+            state_root: settings::state_root(&tag),
         };
         Ok(Self {
             engine: GvisorEngine::new(config).await?,
             network: LinuxNetwork::new(&tag).await?,
             instances: catalogue.join("baking"),
+            tag,
         })
     }
 }

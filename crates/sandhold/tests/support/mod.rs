@@ -221,7 +221,7 @@ impl Server {
         rustix::process::kill_process(self.pid(), rustix::process::Signal::KILL).unwrap();
     }
 
-    fn pid(&self) -> rustix::process::Pid {
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
         let id = i32::try_from(self.process.id()).unwrap();
         rustix::process::Pid::from_raw(id).unwrap()
     }
