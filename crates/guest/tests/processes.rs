@@ -379,12 +379,15 @@ async fn a_background_process_does_not_hold_up_the_end() {
 async fn orphans_are_reaped() {
     // BC-024
     let agent = Agent::start().await;
-    let one = "for i in $(seq 50); do (sleep 0.01 &); done";
-    futures::future::join_all((0..4).map(|_| agent.shell(one))).await;
-    eventually("no zombie is left", || {
-        descendants(agent.pid()).is_empty() && zombies_of(agent.pid()) == 0
-    })
-    .await;
+    let one = "for i in $(seq 250); do sh -c '(sleep 0.05 &)'; done";
+    futures::future::join_all((0..8).map(|_| agent.shell(one))).await;
+    let nothing_is_left = || descendants(agent.pid()).is_empty() && zombies_of(agent.pid()) == 0;
+    eventually("no zombie is left", nothing_is_left).await;
+    let forks = "i=0; while [ $i -lt 2000 ]; do (:) || exit 1; i=$((i + 1)); done; echo $i";
+    for _ in 0..10 {
+        assert_eq!(agent.shell(forks).await.out(), "2000\n");
+    }
+    eventually("no zombie is left", nothing_is_left).await;
 }
 
 fn pty_contains(text: &'static str) -> impl Fn(&support::Finished) -> bool {

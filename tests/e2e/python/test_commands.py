@@ -309,20 +309,19 @@ def test_bc_023_no_pager_without_a_terminal(sandbox):
     assert "less" not in processes
 
 
-@pytest.mark.long
-@pytest.mark.timeout(320)
-def test_bc_024_orphans_are_collected(new):
-    sandbox = new(timeout=600)
-    script = "for i in $(seq 250); do sh -c '(sleep 0.05 &)'; done"
+def test_bc_024_orphans_are_collected(sandbox):
+    """The agent's own tests do this with 2,000 orphans and 20,000 forks; here a fork costs
+    milliseconds, and it is enough to pass the limit of processes."""
+    script = "for i in $(seq 60); do sh -c '(sleep 0.05 &)'; done"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: sandbox.commands.run(script, timeout=300), range(8)))
+        list(pool.map(lambda _: sandbox.commands.run(script, timeout=120), range(8)))
 
     def zombies():
         return sandbox.commands.run("ps -eo stat= | grep -c ^Z || true").stdout.strip()
 
     eventually(lambda: zombies() == "0", within=2)
-    forks = "i=0; while [ $i -lt 20000 ]; do (:) || exit 1; i=$((i + 1)); done; echo $i"
-    assert sandbox.commands.run(f"sh -c '{forks}'", timeout=300).stdout == "20000\n"
+    forks = "i=0; while [ $i -lt 2000 ]; do (:) || exit 1; i=$((i + 1)); done; echo $i"
+    assert sandbox.commands.run(f"sh -c '{forks}'", timeout=120).stdout == "2000\n"
     assert zombies() == "0"
 
 
