@@ -39,6 +39,27 @@ const REMOVE_STEPS: [&str; 5] = [
     "remove.directory",
 ];
 
+/// The journalled steps of a pause, in their order.
+const PAUSE_STEPS: [&str; 7] = [
+    "pause.recorded",
+    "pause.quiesced",
+    "pause.captured",
+    "pause.asleep",
+    "remove.engine",
+    "remove.network",
+    "pause.cleared",
+];
+
+/// The journalled steps of a wake-up, in their order.
+const RESUME_STEPS: [&str; 6] = [
+    "resume.recorded",
+    "resume.network",
+    "resume.launched",
+    "resume.introduced",
+    "resume.running",
+    "resume.cleared",
+];
+
 /// What is on the machine is exactly what is listed, and all of it answers.
 fn assert_in_order(site: &Site, server: &Server) -> BTreeSet<String> {
     let listed = server.list();
@@ -107,6 +128,54 @@ fn a_crash_at_any_step_of_a_removal_is_finished_after_the_restart() {
     }
 }
 
+/// The sandbox runs or sleeps; in either case what is on the machine fits, and it can be woken,
+/// answers, and can be put to sleep again.
+fn assert_sound(site: &Site, server: &Server, id: &str, step: &str) {
+    let asleep = match server.state(id).as_str() {
+        "paused" => true,
+        "running" => false,
+        other => panic!("{step}: it is stuck {other}"),
+    };
+    assert_eq!(server.list(), BTreeSet::from([id.to_owned()]), "{step}");
+    let traces = site.traces();
+    assert_eq!(traces.all(), server.list(), "{step}: {traces:?}");
+    assert_eq!(traces.awake().contains(id), !asleep, "{step}: {traces:?}");
+    let woken = server.connect(id);
+    assert_eq!(woken, Some(if asleep { 201 } else { 200 }), "{step}");
+    assert!(server.answers(id), "{step}");
+    assert_eq!(server.pause(id), Some(204), "{step}");
+    assert!(site.traces().awake().is_empty(), "{step}: it sleeps");
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_pause_or_a_wake_up_loses_nothing_and_leaves_nothing() {
+    let site = Site::new();
+    let server = site.start(&[]);
+    let id = server.create().unwrap();
+    server.stop();
+    for step in PAUSE_STEPS {
+        let server = site.start(&["--fault-at", step]);
+        server.connect(&id).unwrap();
+        assert_eq!(server.pause(&id), None, "{step}: it was to die first");
+        server.wait_for_death();
+        let server = site.start(&[]);
+        assert_sound(&site, &server, &id, step);
+        server.stop();
+    }
+    for step in RESUME_STEPS {
+        let server = site.start(&["--fault-at", step]);
+        assert_eq!(server.connect(&id), None, "{step}: it was to die first");
+        server.wait_for_death();
+        let server = site.start(&[]);
+        assert_sound(&site, &server, &id, step);
+        server.stop();
+    }
+    let server = site.start(&[]);
+    assert_eq!(server.delete(&id), Some(204));
+    assert!(site.traces().all().is_empty());
+    server.stop();
+}
+
 /// Creates and deletes until told to stop or the server dies, keeping the books of a client.
 #[derive(Default)]
 struct Client {
@@ -119,7 +188,15 @@ fn churn(server: &Server, books: &Mutex<Client>, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let Some(id) = server.create() else { return };
         let mut client = books.lock().unwrap();
-        client.acknowledged.insert(id);
+        client.acknowledged.insert(id.clone());
+        drop(client);
+        // Every one sleeps once in its life, so that deaths fall into that too.
+        let slept = server.pause(&id);
+        assert!(matches!(slept, Some(204) | None), "{slept:?}");
+        if slept.is_none() {
+            return;
+        }
+        let mut client = books.lock().unwrap();
         while client.acknowledged.len() > KEPT {
             let victim = client.acknowledged.pop_first().unwrap();
             // Until the answer comes, a client cannot know whether it is there.
@@ -153,6 +230,11 @@ fn two_hundred_crashes_at_random_lose_nothing_that_was_acknowledged() {
                 "crash {crash}: {lost:?} were acknowledged and are lost"
             );
             for id in &client.acknowledged {
+                let woken = server.connect(id);
+                assert!(
+                    matches!(woken, Some(200 | 201)),
+                    "crash {crash}: {id}: {woken:?}"
+                );
                 assert!(server.answers(id), "crash {crash}: {id} does not answer");
             }
             // Adopt what was made but not told, so that it is deleted in its turn.
@@ -173,6 +255,9 @@ fn two_hundred_crashes_at_random_lose_nothing_that_was_acknowledged() {
         client.join().unwrap();
     }
     let server = site.start(&[]);
+    for id in server.list() {
+        assert!(matches!(server.connect(&id), Some(200 | 201)));
+    }
     let listed = assert_in_order(&site, &server);
     assert!(books.lock().unwrap().acknowledged.is_subset(&listed));
     server.stop();

@@ -190,6 +190,28 @@ impl Server {
             .map(|answer| answer.status)
     }
 
+    /// Puts a sandbox to sleep; the status, or `None` when the server died first.
+    pub(crate) fn pause(&self, id: &str) -> Option<u16> {
+        self.request("POST", &format!("/sandboxes/{id}/pause"), None)
+            .map(|answer| answer.status)
+    }
+
+    /// Wakes a sandbox if it sleeps; the status, or `None` when the server died first.
+    pub(crate) fn connect(&self, id: &str) -> Option<u16> {
+        let body = serde_json::json!({"timeout": 3600});
+        self.request("POST", &format!("/v2/sandboxes/{id}/connect"), Some(body))
+            .map(|answer| answer.status)
+    }
+
+    /// What a client is told of the sandbox's state.
+    pub(crate) fn state(&self, id: &str) -> String {
+        let answer = self
+            .request("GET", &format!("/sandboxes/{id}"), None)
+            .unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.body["state"].as_str().unwrap().to_owned()
+    }
+
     /// The identifiers that the server lists.
     pub(crate) fn list(&self) -> BTreeSet<String> {
         let answer = self
@@ -301,6 +323,18 @@ impl Traces {
         // Some may have been begun while we looked.
         traces.blanks.extend(marked(sandboxes));
         traces
+    }
+
+    /// Every sandbox of which there is more than files, blanks left out.
+    pub(crate) fn awake(&self) -> BTreeSet<String> {
+        let parts = [
+            &self.processes,
+            &self.cgroups,
+            &self.namespaces,
+            &self.mounts,
+        ];
+        let awake: BTreeSet<String> = parts.into_iter().flatten().cloned().collect();
+        awake.difference(&self.blanks).cloned().collect()
     }
 
     /// Every sandbox of which anything is there, blanks left out.
