@@ -141,6 +141,7 @@ struct Found {
     all: BTreeSet<SandboxId>,
     records: BTreeMap<SandboxId, Record>,
     incarnations: BTreeMap<SandboxId, BTreeSet<Incarnation>>,
+    networks: BTreeSet<SandboxId>,
 }
 
 impl Found {
@@ -153,7 +154,9 @@ impl Found {
                 .insert(instance.incarnation);
         }
         let mut all: BTreeSet<SandboxId> = incarnations.keys().cloned().collect();
-        all.extend(dependencies.network.list().await?);
+        let networks: BTreeSet<SandboxId> =
+            dependencies.network.list().await?.into_iter().collect();
+        all.extend(networks.iter().cloned());
         let layout = Arc::clone(&dependencies.layout);
         let read = tokio::task::spawn_blocking(move || {
             let mut records = BTreeMap::new();
@@ -183,6 +186,7 @@ impl Found {
             all,
             records,
             incarnations,
+            networks,
         })
     }
 }
@@ -282,7 +286,10 @@ async fn put_to_rest(
         .get(&record.id)
         .cloned()
         .unwrap_or_default();
-    lives.insert(record.incarnation);
+    let life = dependencies.layout.instance(&record.id, record.incarnation);
+    if found.networks.contains(&record.id) || life.directory.exists() {
+        lives.insert(record.incarnation);
+    }
     clear(dependencies, &record.id, &lives).await
 }
 
