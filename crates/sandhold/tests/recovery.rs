@@ -186,28 +186,28 @@ struct Client {
 fn churn(server: &Server, books: &Mutex<Client>, stop: &AtomicBool) {
     const KEPT: usize = 2;
     while !stop.load(Ordering::Acquire) {
-        let Some(id) = server.create() else { return };
-        let mut client = books.lock().unwrap();
-        client.acknowledged.insert(id.clone());
-        drop(client);
-        // Every one sleeps once in its life, so that deaths fall into that too.
-        let slept = server.pause(&id);
-        assert!(matches!(slept, Some(204) | None), "{slept:?}");
-        if slept.is_none() {
-            return;
-        }
-        let mut client = books.lock().unwrap();
-        while client.acknowledged.len() > KEPT {
-            let victim = client.acknowledged.pop_first().unwrap();
+        let victim = {
+            let mut client = books.lock().unwrap();
+            let is_many = client.acknowledged.len() > KEPT;
+            let victim = is_many.then(|| client.acknowledged.pop_first()).flatten();
             // Until the answer comes, a client cannot know whether it is there.
-            client.in_doubt.insert(victim.clone());
-            drop(client);
+            client.in_doubt.extend(victim.clone());
+            victim
+        };
+        if let Some(victim) = victim {
             let Some(status) = server.delete(&victim) else {
                 return;
             };
             assert_eq!(status, 204);
-            client = books.lock().unwrap();
-            client.in_doubt.remove(&victim);
+            books.lock().unwrap().in_doubt.remove(&victim);
+            continue;
+        }
+        let Some(id) = server.create() else { return };
+        books.lock().unwrap().acknowledged.insert(id.clone());
+        // Every one sleeps once in its life, so that deaths fall into that too.
+        match server.pause(&id) {
+            Some(status) => assert_eq!(status, 204),
+            None => return,
         }
     }
 }
