@@ -21,7 +21,20 @@ pub(crate) struct Client {
 #[derive(Debug, Clone)]
 pub(crate) struct Sandbox {
     pub(crate) id: String,
+    token: String,
 }
+
+impl Sandbox {
+    fn agent_headers(&self) -> [(&str, &str); 2] {
+        [
+            ("e2b-sandbox-id", self.id.as_str()),
+            ("e2b-sandbox-port", "49983"),
+        ]
+    }
+}
+
+/// Where memory is filled: a file system in the sandbox's memory.
+pub(crate) const MEMORY_FILE: &str = "/files?path=/dev/shm/filler&username=root";
 
 impl Client {
     /// From the environment that `scripts/with-server` exports.
@@ -50,8 +63,10 @@ impl Client {
         let mut request = ureq::http::Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url))
-            .header("x-api-key", &self.key)
-            .header("content-type", "application/json");
+            .header("x-api-key", &self.key);
+        if !headers.iter().any(|(name, _)| *name == "content-type") {
+            request = request.header("content-type", "application/json");
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -69,22 +84,60 @@ impl Client {
 
     /// Creates a sandbox and waits until its data plane answers a request.
     pub(crate) fn create(&self, template: &str) -> anyhow::Result<Sandbox> {
-        let body = json!({"templateID": template, "timeout": 3600}).to_string();
-        let (status, text) = self.send(("POST", "/v2/sandboxes"), &[], body)?;
+        // It is woken by traffic when it sleeps.
+        let body = json!({
+            "templateID": template, "timeout": 3600,
+            "autoPause": true, "autoResume": {"enabled": true},
+        });
+        let (status, text) = self.send(("POST", "/v2/sandboxes"), &[], body.to_string())?;
         ensure!(status == 201, "create answered {status}: {text}");
         let answer: Value = serde_json::from_str(&text)?;
         let id = answer["sandboxID"]
             .as_str()
             .context("no sandboxID")?
             .to_owned();
-        let sandbox = Sandbox { id };
-        let headers = [
-            ("e2b-sandbox-id", sandbox.id.as_str()),
-            ("e2b-sandbox-port", "49983"),
-        ];
+        let token = answer["envdAccessToken"]
+            .as_str()
+            .context("no envdAccessToken")?
+            .to_owned();
+        let sandbox = Sandbox { id, token };
+        self.ask_agent(&sandbox)?;
+        Ok(sandbox)
+    }
+
+    /// One request to the sandbox's agent.
+    pub(crate) fn ask_agent(&self, sandbox: &Sandbox) -> anyhow::Result<()> {
+        let headers = sandbox.agent_headers();
         let (status, text) = self.send(("GET", "/health"), &headers, String::new())?;
         ensure!(status == 204, "the data plane answered {status}: {text}");
-        Ok(sandbox)
+        Ok(())
+    }
+
+    /// Has the sandbox hold this much more memory, as a file in its memory.
+    pub(crate) fn fill_memory(&self, sandbox: &Sandbox, content: String) -> anyhow::Result<()> {
+        let mut headers = sandbox.agent_headers().to_vec();
+        headers.push(("x-access-token", sandbox.token.as_str()));
+        headers.push(("content-type", "application/octet-stream"));
+        let (status, text) = self.send(("POST", MEMORY_FILE), &headers, content)?;
+        ensure!(status == 200, "the upload was answered {status}: {text}");
+        Ok(())
+    }
+
+    /// Puts a sandbox to sleep.
+    pub(crate) fn pause(&self, sandbox: &Sandbox) -> anyhow::Result<()> {
+        let path = format!("/sandboxes/{}/pause", sandbox.id);
+        let (status, text) = self.send(("POST", &path), &[], String::new())?;
+        ensure!(status == 204, "pause answered {status}: {text}");
+        Ok(())
+    }
+
+    /// Wakes a sandbox and waits until its data plane answers a request.
+    pub(crate) fn resume(&self, sandbox: &Sandbox) -> anyhow::Result<()> {
+        let path = format!("/v2/sandboxes/{}/connect", sandbox.id);
+        let body = json!({"timeout": 3600}).to_string();
+        let (status, text) = self.send(("POST", &path), &[], body)?;
+        ensure!(status == 201, "connect answered {status}: {text}");
+        self.ask_agent(sandbox)
     }
 
     /// Runs code in the interpreter and returns the text of its main result.

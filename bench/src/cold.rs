@@ -7,9 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::figures::Samples;
 use anyhow::{Context, ensure};
 use sandhold_engine::{
-    Engine, InstanceId, InstanceRef, LaunchSpec, Origin,
+    AfterCapture, Engine, InstanceId, InstanceRef, LaunchSpec, Origin,
     gvisor::{GvisorConfig, GvisorEngine},
 };
 use sandhold_images::{Build, Builds, Catalogue};
@@ -31,6 +32,8 @@ const BUDGET: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The names of our instances on the machine.
 const TAG: &str = "bench0";
+/// Opens the data plane of our instances, which nobody else can reach.
+const ACCESS_TOKEN: &str = "bench";
 const AGENT_PORT: u16 = 49983;
 const INTERPRETER_PORT: u16 = 49999;
 
@@ -84,6 +87,106 @@ impl Cold {
     pub(crate) fn until_first_result(&self, template: &str) -> anyhow::Result<Duration> {
         self.runtime
             .block_on(self.start(template, Until::FirstResult))
+    }
+
+    /// Plain captures and restores of a sandbox of `template` that holds `content` more in its
+    /// memory: each sample is every step that stands between a running sandbox and the same one
+    /// answering again.
+    pub(crate) fn capture_and_restore(
+        &self,
+        template: &str,
+        content: &str,
+        samples: usize,
+    ) -> anyhow::Result<Plain> {
+        self.runtime
+            .block_on(self.capture_and_restore_inner(template, content, samples))
+    }
+
+    async fn capture_and_restore_inner(
+        &self,
+        template: &str,
+        content: &str,
+        samples: usize,
+    ) -> anyhow::Result<Plain> {
+        let build = self
+            .catalogue
+            .resolve(&"default".parse()?, template)
+            .with_context(|| format!("no template {template}"))?;
+        let id = SandboxId::generate(&SystemEntropy);
+        let directory = self.scratch.join(id.as_str());
+        let deadline = Deadline::after(Instant::now(), 10 * BUDGET);
+        let token = Token::generate("", &SystemEntropy);
+        let mut environment = build.environment.clone();
+        environment.push(format!("SANDHOLD_CONTROL_TOKEN={}", token.expose()));
+        let instance = |life: u64| InstanceRef {
+            id: InstanceId {
+                sandbox: id.clone(),
+                incarnation: Incarnation(life),
+            },
+            directory: directory.join(format!("life-{life}")),
+        };
+        let spec = |life: u64, origin, network_namespace| LaunchSpec {
+            instance: instance(life),
+            root_fs: build.root_fs.clone(),
+            origin,
+            network_namespace,
+            resources: build.resources,
+            hostname: id.to_string(),
+        };
+        let mut plain = Plain::default();
+        std::fs::create_dir_all(instance(0).directory)?;
+        let attached = self.network.attach(&id, &Egress::Nothing).await?;
+        let boot = Origin::Boot {
+            command: build.command.clone(),
+            environment: environment.clone(),
+        };
+        self.engine
+            .launch(&spec(0, boot, attached.namespace), deadline)
+            .await?;
+        self.introduce(&id, &token, deadline).await?;
+        let answer = self
+            .ask(
+                &id,
+                AGENT_PORT,
+                &format!(
+                    "POST {} HTTP/1.1\r\nx-access-token: {ACCESS_TOKEN}\r\n",
+                    crate::client::MEMORY_FILE
+                ),
+                content,
+                deadline,
+            )
+            .await?;
+        ensure!(answer.contains(" 200 "), "the upload was answered {answer}");
+        for life in 0..u64::try_from(samples)? {
+            let image = directory.join(format!("image-{life}"));
+            let begun = Instant::now();
+            self.engine
+                .capture(&instance(life), &image, AfterCapture::Stop, deadline)
+                .await?;
+            self.engine.remove(&instance(life), deadline).await?;
+            self.network.detach(&id).await?;
+            plain.capture.add(begun.elapsed());
+            std::fs::create_dir_all(instance(life + 1).directory)?;
+            let begun = Instant::now();
+            let attached = self.network.attach(&id, &Egress::Nothing).await?;
+            let origin = Origin::Image {
+                directory: image.clone(),
+                command: build.command.clone(),
+                environment: environment.clone(),
+            };
+            self.engine
+                .launch(&spec(life + 1, origin, attached.namespace), deadline)
+                .await?;
+            self.ask(&id, AGENT_PORT, "GET /health HTTP/1.1\r\n", "", deadline)
+                .await?;
+            plain.restore.add(begun.elapsed());
+            std::fs::remove_dir_all(&image)?;
+        }
+        let last = instance(u64::try_from(samples)?);
+        self.engine.remove(&last, deadline).await?;
+        self.network.detach(&id).await?;
+        std::fs::remove_dir_all(&directory)?;
+        Ok(plain)
     }
 
     async fn start(&self, template: &str, until: Until) -> anyhow::Result<Duration> {
@@ -170,7 +273,7 @@ impl Cold {
         let identity = Identity {
             sandbox: id.clone(),
             template: String::from("bench"),
-            access_token: Token::generate("", &SystemEntropy),
+            access_token: Token::new(ACCESS_TOKEN.to_owned()),
             control_token: token.clone(),
             env_vars: std::collections::BTreeMap::new(),
             now: SystemClock.now(),
@@ -214,6 +317,15 @@ impl Drop for Cold {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.scratch);
     }
+}
+
+/// Plain captures and restores.
+#[derive(Debug, Default)]
+pub(crate) struct Plain {
+    /// `runsc checkpoint`, then what is left of the sandbox goes.
+    pub(crate) capture: Samples,
+    /// A network, `runsc restore`, the first answer.
+    pub(crate) restore: Samples,
 }
 
 /// What a cold start is measured until.

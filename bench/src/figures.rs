@@ -13,6 +13,11 @@ impl Samples {
         self.milliseconds.push(sample.as_secs_f64() * 1000.0);
     }
 
+    /// Adds all samples of another series of the same thing.
+    pub(crate) fn extend(&mut self, more: &Self) {
+        self.milliseconds.extend_from_slice(&more.milliseconds);
+    }
+
     /// The value below which `percent` of the samples lie (nearest rank).
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.milliseconds.clone();

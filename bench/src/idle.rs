@@ -35,7 +35,13 @@ fn to_f64(value: u64) -> f64 {
     f64::from(u32::try_from(value).unwrap_or(u32::MAX))
 }
 
-fn processes_of(sandbox: &str) -> anyhow::Result<Vec<PathBuf>> {
+/// Whether any process names the sandbox.
+pub(crate) fn has_processes(sandbox: &str) -> bool {
+    processes_of(sandbox).is_ok_and(|processes| !processes.is_empty())
+}
+
+/// The processes whose command line names the sandbox.
+pub(crate) fn processes_of(sandbox: &str) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir("/proc").context("reading /proc")?;
     let paths = entries.flatten().map(|entry| entry.path());
     Ok(paths
