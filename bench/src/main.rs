@@ -29,6 +29,9 @@ struct Arguments {
     /// How many sandboxes sleep at once for the listing.
     #[arg(long, default_value_t = 200)]
     sleepers: usize,
+    /// Only the part whose name holds this.
+    #[arg(long)]
+    only: Option<String>,
     /// The table is also written here.
     #[arg(long)]
     into: Option<PathBuf>,
@@ -44,14 +47,31 @@ fn main() -> anyhow::Result<ExitCode> {
     let client = Client::from_environment()?;
     let cold = cold::Cold::new()?;
     let mut report = Report::default();
-    creates(&arguments, &client, &cold, &mut report)?;
-    first_result(&arguments, &client, &cold, &mut report)?;
-    ten_at_once(&client, &mut report)?;
-    idle_cost(&client, &mut report)?;
-    crowd(&arguments, &client, &mut report)?;
-    sleep::by_size(arguments.samples / 4, &client, &cold, &mut report)?;
-    sleep::doze(arguments.samples, &client, &mut report)?;
-    sleep::sleepers(arguments.sleepers, &client, &mut report)?;
+    let wanted = |part: &str| arguments.only.as_ref().is_none_or(|only| part.contains(only));
+    if wanted("create") {
+        creates(&arguments, &client, &cold, &mut report)?;
+    }
+    if wanted("first-result") {
+        first_result(&arguments, &client, &cold, &mut report)?;
+    }
+    if wanted("at-once") {
+        ten_at_once(&client, &mut report)?;
+    }
+    if wanted("idle") {
+        idle_cost(&client, &mut report)?;
+    }
+    if wanted("crowd") {
+        crowd(&arguments, &client, &mut report)?;
+    }
+    if wanted("sleep") {
+        sleep::by_size(arguments.samples / 4, &client, &cold, &mut report)?;
+    }
+    if wanted("doze") {
+        sleep::doze(arguments.samples, &client, &mut report)?;
+    }
+    if wanted("sleepers") {
+        sleep::sleepers(arguments.sleepers, &client, &mut report)?;
+    }
     let table = report.to_markdown();
     if let Some(path) = &arguments.into {
         std::fs::write(path, &table)?;
