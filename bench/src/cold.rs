@@ -149,7 +149,8 @@ impl Cold {
                 &id,
                 AGENT_PORT,
                 &format!(
-                    "POST {} HTTP/1.1\r\nx-access-token: {ACCESS_TOKEN}\r\n",
+                    "POST {} HTTP/1.1\r\nx-access-token: {ACCESS_TOKEN}\r\n\
+                     content-type: application/octet-stream\r\n",
                     crate::client::MEMORY_FILE
                 ),
                 content,
@@ -251,7 +252,7 @@ impl Cold {
                     .ask(
                         id,
                         INTERPRETER_PORT,
-                        "POST /execute HTTP/1.1\r\n",
+                        "POST /execute HTTP/1.1\r\ncontent-type: application/json\r\n",
                         &body.to_string(),
                         deadline,
                     )
@@ -293,7 +294,7 @@ impl Cold {
         deadline: Deadline,
     ) -> anyhow::Result<String> {
         let request = format!(
-            "{request_line}host: bench\r\nconnection: close\r\ncontent-type: application/json\r\n\
+            "{request_line}host: bench\r\nconnection: close\r\n\
              content-length: {}\r\n\r\n{body}",
             body.len()
         );

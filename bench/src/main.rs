@@ -47,7 +47,12 @@ fn main() -> anyhow::Result<ExitCode> {
     let client = Client::from_environment()?;
     let cold = cold::Cold::new()?;
     let mut report = Report::default();
-    let wanted = |part: &str| arguments.only.as_ref().is_none_or(|only| part.contains(only));
+    let wanted = |part: &str| {
+        arguments
+            .only
+            .as_ref()
+            .is_none_or(|only| part.contains(only))
+    };
     if wanted("create") {
         creates(&arguments, &client, &cold, &mut report)?;
     }
