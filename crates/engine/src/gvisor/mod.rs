@@ -55,9 +55,6 @@ use crate::{
 /// the limit is this much higher, so that the guest can really use what it was told (BC-106).
 pub const MEMORY_OVERHEAD_MIB: u32 = 64;
 
-/// How many times a removal looks for processes again: one round for those that were there, more
-/// for those that were being made.
-const KILL_ROUNDS_MAX: u32 = 20;
 /// How long the freezer may take.
 const FREEZE_MAX: Duration = Duration::from_secs(2);
 /// How often something is looked at that nothing tells us about.
@@ -300,13 +297,14 @@ impl GvisorEngine {
         Ok(found)
     }
 
-    /// Kills until nothing is left to kill.
+    /// Kills until nothing is left to kill. Processes that have ended are listed until the kernel has
+    /// let go of their memory, which takes as long as they are big.
     async fn end_processes(
         &self,
         instance: &InstanceRef,
         deadline: Deadline,
     ) -> Result<(), EngineError> {
-        for _ in 0..KILL_ROUNDS_MAX {
+        loop {
             let found = self.processes(instance);
             let found = found.map_err(file_error("list", Path::new("/proc")))?;
             if found.is_empty() {
@@ -325,13 +323,14 @@ impl GvisorEngine {
                 };
                 waited.map_err(file_error("watch", Path::new("/proc")))?;
             }
-            // Those that are listed and have ended leave the list a moment later.
+            if deadline.remaining(Instant::now()).is_zero() {
+                return Err(EngineError::Remains {
+                    instance: instance.id.clone(),
+                    what: "a process".to_owned(),
+                });
+            }
             tokio::time::sleep(POLL).await;
         }
-        Err(EngineError::Remains {
-            instance: instance.id.clone(),
-            what: "a process".to_owned(),
-        })
     }
 
     /// Removes the groups; the kernel lets go of them a moment after their last process.
