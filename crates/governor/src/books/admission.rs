@@ -63,6 +63,11 @@ impl Books {
         if self.records.contains_key(&ask.slot) {
             return Answer::Busy;
         }
+        let elsewhere = |w: &Waiter| w.slot == ask.slot && w.bucket != ask.bucket;
+        if self.waiting.iter().any(elsewhere) {
+            // The name of a slot is in one bucket's line only.
+            return Answer::Busy;
+        }
         let place = self.place_in_queue(ask, now);
         if self.may_take(place, policy) {
             self.waiting.remove(place);
@@ -175,8 +180,7 @@ impl Books {
             record.holding = Some(holding);
             let line = self
                 .lines
-                .entry((ask.bucket.clone(), ask.owner.clone()))
-                .or_default();
+                .get_or_default((ask.bucket.clone(), ask.owner.clone()));
             line.current = Some(ask.slot.clone());
         }
         self.records.insert(ask.slot.clone(), record);

@@ -241,7 +241,7 @@ impl Books {
         };
         let grant = grant_of(record, &sandbox, &asked);
         let key = (record.bucket.clone(), record.owner.clone());
-        self.lines.entry(key).or_default().current = Some(slot.clone());
+        self.lines.get_or_default(key).current = Some(slot.clone());
         Answer::Granted(grant)
     }
 
@@ -262,8 +262,22 @@ impl Books {
         {
             return Answer::Unknown;
         }
+        let condemned_from = record.condemned.as_ref().map(|c| c.generation);
+        let by_its_maker = record.generation == generation || condemned_from == Some(generation);
+        if record.sandbox.is_none() && !by_its_maker {
+            // The slot is another one of the same name: the sandbox is nobody's.
+            return Answer::Unknown;
+        }
+        let directly = record.managed == crate::record::Managed::Directly;
         if record.sandbox.is_none() {
             record.sandbox = Some(sandbox.clone());
+            record.ends_at = ends_at;
+            if directly && let Ok(owner) = record.bucket.owner_of_direct(sandbox.as_str()) {
+                // Only now it has the name that tells whose it is (R-G19).
+                record.owner = owner;
+            }
+        } else if directly {
+            // Its own lifetime is its root, and its owner may move it (R-G19).
             record.ends_at = ends_at;
         }
         record.making = None;
@@ -283,7 +297,7 @@ impl Books {
                 let holding = holding.clone();
                 Answer::Granted(grant_of(record, &sandbox, &holding))
             }
-            None if record.managed == crate::record::Managed::Directly => Answer::Done,
+            None if directly => Answer::Done,
             None => Answer::Unknown,
         }
     }
@@ -404,7 +418,7 @@ impl Books {
             return;
         };
         let key = (record.bucket.clone(), record.owner.clone());
-        let line = self.lines.entry(key).or_default();
+        let line = self.lines.get_or_default(key);
         if line.current.as_ref() == Some(slot) {
             line.current = None;
         }

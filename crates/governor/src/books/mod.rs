@@ -22,20 +22,25 @@
 //! caller's clock is ever compared with it. No I/O here, and no memory beyond the state.
 
 mod admission;
+mod durable;
 mod lease;
 mod recovery;
 mod removal;
 mod run;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
 pub use admission::{BucketPolicy, Limit, Waiter};
+pub use durable::{Changes, Kept};
 pub use lease::{Line, Sealed, SealedHow};
 pub use recovery::Stage;
 pub use removal::{GoneEvidence, RemovalRefused};
 use sandhold_types::{Generation, SandboxId, TemplateId, Timestamp};
+
+use self::table::Table;
 
 use crate::{
     colour::Seen,
@@ -442,29 +447,22 @@ pub struct Step {
 pub struct Books {
     rules: Rules,
     global_cap: Option<u32>,
-    buckets: BTreeMap<Bucket, BucketPolicy>,
+    buckets: Table<Bucket, BucketPolicy>,
     waiting: Vec<Waiter>,
-    records: BTreeMap<SlotId, Record>,
-    lines: BTreeMap<(Bucket, OwnerId), Line>,
+    records: Table<SlotId, Record>,
+    lines: Table<(Bucket, OwnerId), Line>,
     /// The newest generation ever granted; kept apart from the records, so that it outlives them.
     newest: Generation,
     stage: Stage,
+    /// `newest` and `stage` as they were last written down, see [`Changes`].
+    written: (Generation, Stage),
 }
 
 impl Books {
     /// Empty books.
     #[must_use]
     pub fn new(rules: Rules, global_cap: Option<u32>) -> Self {
-        Self {
-            rules,
-            global_cap,
-            buckets: BTreeMap::new(),
-            waiting: Vec::new(),
-            records: BTreeMap::new(),
-            lines: BTreeMap::new(),
-            newest: Generation(0),
-            stage: Stage::Settled,
-        }
+        Self::restore(rules, global_cap, Kept::default())
     }
 
     /// Carries out one verb at `now`, the store's own time.
@@ -596,7 +594,7 @@ impl Books {
             now,
             stage: self.stage,
             records: self.records.values().cloned().collect(),
-            buckets: self.buckets.clone(),
+            buckets: self.buckets.entries().clone(),
             global_cap: self.global_cap,
         }
     }

@@ -1045,7 +1045,7 @@ proptest! {
             let granted_before = granted(&world.audit);
             world.play(mv, s);
             prop_assert!(world.books.used(&bucket("a")) <= 2, "never oversold");
-            for (line_key, line) in &world.books.lines {
+            for (line_key, line) in world.books.lines.entries() {
                 let current = line.current.as_ref().and_then(|slot| world.books.records.get(slot));
                 if let Some(record) = current {
                     prop_assert!(record.condemned.is_none(), "condemned is for good");
@@ -1068,4 +1068,61 @@ fn granted(audit: &[Audit]) -> Vec<Generation> {
         .iter()
         .filter(|a| matches!(a.what, Act::Granted { .. }));
     grants.map(|a| a.generation).collect()
+}
+
+#[test]
+fn a_direct_sandbox_is_named_and_its_lifetime_follows_its_owner() {
+    // R-G19
+    let mut world = World::new(1, Retention::Undeclared, None);
+    let ask = Verb::Acquire {
+        slot: "s1".parse().unwrap(),
+        bucket: bucket("a"),
+        owner: bucket("a").owner_of_direct("s1").unwrap(),
+        claim: Claim::Direct,
+        maker: replica("r1"),
+    };
+    let Answer::MakeSandbox { generation, .. } = world.step(ask, 0) else {
+        panic!("no slot");
+    };
+    let bind = |ends_at| Verb::Bind {
+        slot: "s1".parse().unwrap(),
+        generation,
+        sandbox: sandbox(7),
+        ends_at,
+    };
+    assert_eq!(world.step(bind(at(60)), 1), Answer::Done);
+    assert_eq!(
+        world.step(bind(at(9_000)), 50),
+        Answer::Done,
+        "its owner extended it"
+    );
+    let record = world.books.records().next().unwrap();
+    assert_eq!(record.owner.as_str(), "a:prod:direct:00000000000000000007");
+    assert_eq!(record.ends_at, at(9_000));
+}
+
+#[test]
+fn a_late_maker_binds_nothing_to_another_slot_of_the_same_name() {
+    // Found by the exhaustive check: the slot was settled and swept while its maker slept.
+    let mut world = World::new(1, Retention::Undeclared, None);
+    let Answer::MakeSandbox { generation, .. } = world.acquire("s1", "o1", "l1", 0) else {
+        panic!("no slot");
+    };
+    let given_back = Verb::ReturnSlot {
+        slot: "s1".parse().unwrap(),
+        maker: replica("r1"),
+    };
+    assert_eq!(world.step(given_back, 1), Answer::Done);
+    let Answer::MakeSandbox { .. } = world.acquire("s1", "o2", "l2", 2) else {
+        panic!("no slot");
+    };
+    let late = Verb::Bind {
+        slot: "s1".parse().unwrap(),
+        generation,
+        sandbox: sandbox(1),
+        ends_at: at(900),
+    };
+    assert_eq!(world.step(late, 3), Answer::Unknown);
+    let record = world.books.records().next().unwrap();
+    assert_eq!(record.sandbox, None, "the sandbox of o1 is not o2's");
 }

@@ -1,0 +1,23 @@
+-- slot, sandbox, bucket, owner, ends_at
+local slot, sandbox, bucket = ARGV[2], ARGV[3], ARGV[4]
+local got = call('HMGET', books, 'g', 'r' .. slot, 'b' .. bucket)
+if not at_home(got[1]) then return 'elsewhere' end
+local r = unpacked(got[2])
+if r then
+  local still_made = r[MAKER] ~= '' and since(r[MAKING_SINCE]) < BLACK
+  if r[SANDBOX] ~= '' or still_made then return finish('busy') end
+  r[SANDBOX], r[MAKER], r[MAKING_SINCE], r[ENDS_AT], r[SEEN_AT] = sandbox, '', '', ARGV[6], at
+  call('SET', books .. ':s:' .. sandbox, slot)
+  put(slot, r)
+  return finish('done')
+end
+local b = {match(got[3] or '  0', BUCKET_PATTERN)}
+local room = b[QUOTA] ~= '' and b[QUOTA] - b[USED_HERE] > 0 and (g[CAP] == '' or g[USED] + 0 < g[CAP] + 0)
+local counted = room or g[SETTLING] ~= ''
+r = {bucket, ARGV[5], 'governor', mint(), '', '', sandbox, '', '', '', '', '', '', '', '', '', '', '', '', '', '', '',
+  ARGV[6], '', at, counted and '1' or '0'}
+if counted then count(bucket, 1) end
+tell(slot, r, 'adopted')
+call('SET', books .. ':s:' .. sandbox, slot)
+put(slot, r)
+return finish('done')

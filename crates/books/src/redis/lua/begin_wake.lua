@@ -1,0 +1,13 @@
+-- slot
+local slot = ARGV[2]
+local got = call('HMGET', books, 'g', 'r' .. slot)
+if not at_home(got[1]) then return 'elsewhere' end
+local r = unpacked(got[2])
+local others = g[AWAKE_ALL] - (r and r[AWAKE] == '1' and 1 or 0)
+if others >= AWAKE_MAX then return finish('no-wake-budget') end
+if not r or r[CONDEMNED_AT] == '' then return finish('unknown') end
+if r[AWAKE] ~= '1' then
+  r[AWAKE], g[AWAKE_ALL], g_changed = '1', int(g[AWAKE_ALL] + 1), true
+  put(slot, r)
+end
+return finish('wake')

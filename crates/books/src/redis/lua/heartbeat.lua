@@ -1,0 +1,18 @@
+-- bucket, owner, lease, generation, ends_at
+local g_text = call('HGET', books, 'g')
+if not at_home(g_text) then return 'elsewhere' end
+local l = line_of(ARGV[2], ARGV[3])
+if l.current == '' then return finish('stale', '') end
+local slot = l.current
+local r = record_of(slot)
+if not r then return finish('unknown') end
+if r[GENERATION] ~= ARGV[5] or r[LEASE] ~= ARGV[4] or r[CONDEMNED_AT] ~= '' then
+  return finish('stale', r[GENERATION])
+end
+if r[SANDBOX] == '' then return finish('being-made') end
+if g[SETTLING] ~= '' and since(r[LEASE_BEAT]) >= r[TTL] + 0 then return finish('recovering') end
+r[LEASE_BEAT] = at
+-- Never shortens a life.
+if ARGV[6] ~= '' and ARGV[6] + 0 > r[ENDS_AT] + 0 then r[ENDS_AT] = ARGV[6] end
+put(slot, r)
+return granted(slot, r)

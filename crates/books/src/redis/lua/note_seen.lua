@@ -1,0 +1,14 @@
+-- slot, seen: it renews no root
+local slot = ARGV[2]
+local got = call('HMGET', books, 'g', 'r' .. slot)
+if not at_home(got[1]) then return 'elsewhere' end
+local r = unpacked(got[2])
+if not r then return finish('unknown') end
+r[SEEN_AT] = at
+if ARGV[3] == 'running' then
+  r[PAUSED_SINCE] = ''
+elseif ARGV[3] == 'paused' and r[PAUSED_SINCE] == '' then
+  r[PAUSED_SINCE] = at
+end
+put(slot, r)
+return finish('done')
