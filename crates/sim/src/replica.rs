@@ -46,8 +46,8 @@ pub(crate) struct Replica {
     tasks: BTreeMap<u64, (Box<dyn Task>, Job)>,
     reclaimer: Reclaimer,
     valve: Valve,
-    /// Calls that wait for the budget.
-    held_back: VecDeque<(u64, Call)>,
+    /// Calls that wait for the budget, and since when by the local clock.
+    held_back: VecDeque<(u64, Call, Timestamp)>,
     /// Removals that wait for their turn, and how many are under way: side by side, with a bound.
     queued: VecDeque<Work>,
     removing: usize,
@@ -203,7 +203,10 @@ impl World {
                     task,
                 },
             ),
-            Effect::Platform(call) => self.send_call(replica, task, call),
+            Effect::Platform(call) => {
+                let since = self.local(replica);
+                self.send_call(replica, task, call, since);
+            }
             Effect::Sleep(duration) => {
                 let ms = u64::try_from(duration.as_millis()).unwrap_or(0);
                 let true_ms = ms * 1000 / self.replicas[replica].rate;
@@ -239,12 +242,21 @@ impl World {
         }
     }
 
-    fn send_call(&mut self, replica: usize, task: u64, call: Call) {
+    /// `since` is when the task asked for it: a create that waited for as long as one may take is not
+    /// sent any more, its slot may be settled by then.
+    fn send_call(&mut self, replica: usize, task: u64, call: Call, since: Timestamp) {
         let (now, kind, rules) = (self.local(replica), call.kind(), self.rules.clone());
         let r = &mut self.replicas[replica];
         let life = r.life;
-        match r.valve.enter(kind, &rules, now) {
-            Entry::Full => r.held_back.push_back((task, call)),
+        let too_late =
+            kind == CallKind::Create && now.since(since) >= rules.settings().create_deadline;
+        let entry = if too_late {
+            Entry::Open
+        } else {
+            r.valve.enter(kind, &rules, now)
+        };
+        match entry {
+            Entry::Full => r.held_back.push_back((task, call, since)),
             Entry::Open => {
                 let input = Box::new(Input::Platform(Err(CallError::BreakerOpen)));
                 self.after(
@@ -291,8 +303,8 @@ impl World {
             self.start(replica, Box::new(Urge), Job::Urge);
         }
         let held: Vec<_> = self.replicas[replica].held_back.drain(..).collect();
-        for (task, call) in held {
-            self.send_call(replica, task, call);
+        for (task, call, since) in held {
+            self.send_call(replica, task, call, since);
         }
         self.deliver(replica, life, task, Input::Platform(result));
     }

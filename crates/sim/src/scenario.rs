@@ -40,11 +40,13 @@ pub enum Incident {
     WakeStorm,
     /// R-I8: paused sandboxes fill the quota, and nobody is told.
     InvisibleZombies,
+    /// R-G14: creates take all that the platform may be sent, and clean-up waits for them.
+    StarvedCleanUp,
 }
 
 impl Incident {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Spiral,
         Self::FrozenSweeper,
         Self::ImmortalLeases,
@@ -53,6 +55,7 @@ impl Incident {
         Self::Undeletable,
         Self::WakeStorm,
         Self::InvisibleZombies,
+        Self::StarvedCleanUp,
     ];
 
     /// Replays it under these rules.
@@ -67,6 +70,7 @@ impl Incident {
             Self::Undeletable => undeletable(rules),
             Self::WakeStorm => wake_storm(rules),
             Self::InvisibleZombies => invisible_zombies(rules),
+            Self::StarvedCleanUp => starved_clean_up(rules),
         }
     }
 }
@@ -113,6 +117,7 @@ fn quiet(rules: Rules, replicas: usize, buckets: Vec<(u32, Retention)>, faults: 
         heal_ms: HOUR,
         congestion: None,
         service_ms: 300,
+        create_ms: None,
     };
     World::new(Rng::new(7), rules, profile, faults)
 }
@@ -256,6 +261,49 @@ fn spiral(rules: Rules) -> Report {
     world.expect(
         leased_meanwhile > 0,
         "no create succeeded while the clean-up was going on",
+    );
+    world.report()
+}
+
+/// Callers ask and ask, and every create takes half a minute. Twenty sandboxes that nobody holds must
+/// go as fast as if nobody asked: within seconds of being condemned.
+fn starved_clean_up(rules: Rules) -> Report {
+    let buckets = vec![(100, Retention::Undeclared), (5000, Retention::Undeclared)];
+    let mut world = quiet(rules, 1, buckets, Faults::default());
+    world.profile.create_ms = Some(29 * SECOND);
+    let held = Plant {
+        ttl: Duration::from_secs(48 * 3600),
+        ..SILENT
+    };
+    world.plant(0, 60, held);
+    world.plant(1000, 20, SILENT);
+    let bucket = world.owners[2].bucket.clone();
+    for n in 0..600 {
+        let id = name(&format!("{bucket}:storm:{n}"));
+        let owner = crate::session::Owner {
+            id,
+            bucket: bucket.clone(),
+            begun: 0,
+        };
+        world.owners.push(owner);
+        let number = world.owners.len() - 1;
+        world.after(n * 50, crate::world::Event::OwnerWakes(number));
+    }
+    world.profile.owner_pause_ms = 10 * SECOND;
+    world.profile.session_ms = 20 * SECOND;
+    let condemned = |world: &World| {
+        let mut records = world.books.records();
+        records.any(|r| r.condemned.is_some() && r.slot.as_str().starts_with("planted"))
+    };
+    let patience = world.now_ms() + 10 * MINUTE;
+    while world.planted() == 80 && !condemned(&world) && world.now_ms() < patience {
+        world.pass(SECOND);
+    }
+    world.pass(10 * SECOND);
+    let left = world.planted().abs_diff(60);
+    world.expect(
+        left == 0,
+        &format!("{left} of 20 wait for creates to end before they may be removed"),
     );
     world.report()
 }

@@ -69,6 +69,8 @@ pub struct Profile {
     pub congestion: Option<u32>,
     /// How long a create or delete takes, in ms.
     pub service_ms: u64,
+    /// How long a create takes, if that is another time, in ms.
+    pub create_ms: Option<u64>,
 }
 
 impl Profile {
@@ -95,6 +97,7 @@ impl Profile {
             heal_ms: 2_400_000,
             congestion: None,
             service_ms: 300,
+            create_ms: None,
         }
     }
 }
@@ -718,7 +721,10 @@ impl World {
         } else {
             self.profile.service_ms
         };
-        let latency = self.rng.between(20, service);
+        let latency = match self.profile.create_ms {
+            Some(ms) if kind == CallKind::Create => ms,
+            _ => self.rng.between(20, service),
+        };
         self.after(
             latency,
             Event::CallReply {

@@ -37,5 +37,6 @@ incidents! {
     r_i5_the_late_clean_up = LateCleanUp, ReleaseMatches;
     r_i6_the_undeletable = Undeletable, OverdueGoes;
     r_i7_the_wake_storm = WakeStorm, WakeBudget;
+    r_g14_the_starved_clean_up = StarvedCleanUp, SeparateBudgets;
     r_i8_the_invisible_zombies = InvisibleZombies, ZombiesAreShown, PolicyKeeps;
 }
