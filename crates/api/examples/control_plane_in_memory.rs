@@ -30,6 +30,7 @@ async fn main() {
         store,
         clock,
         entropy,
+        governor: None,
         settings: Settings::default(),
     };
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();

@@ -7,9 +7,13 @@ use std::{fmt::Write as _, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use sandhold_governor::{
+    books::Limit,
+    ids::{Bucket, LeaseId},
+};
 use sandhold_platform::PlatformError;
 use sandhold_store::StoreError;
-use sandhold_types::{ErrorCode, Retry, SandboxState};
+use sandhold_types::{ErrorCode, Generation, Retry, SandboxState};
 use serde::Serialize;
 
 /// The longest message, in characters. What a caller sent may be quoted in it.
@@ -59,6 +63,21 @@ pub(crate) enum ApiError {
     IdempotencyMismatch,
     #[error("{0}")]
     TooMany(&'static str),
+    #[error("another generation has the sandbox; this lease is sealed")]
+    StaleLease { current: Option<Generation> },
+    #[error("there is no lease {0}")]
+    LeaseNotFound(LeaseId),
+    #[error("bucket {0} was never set")]
+    BucketNotFound(Bucket),
+    #[error("no room for another sandbox: {}", match .0 {
+        Limit::Bucket => "the quota of the namespace and env is used up",
+        Limit::Global => "the limit over all tenants is reached",
+    })]
+    NoPlace(Limit),
+    #[error("not now: {0}")]
+    Unavailable(&'static str),
+    #[error("not now: {0}")]
+    Books(#[from] sandhold_governor::StoreError),
     #[error("the deadline passed while {step}")]
     Deadline { step: &'static str },
     #[error("the request failed inside the server")]
@@ -78,6 +97,12 @@ pub(crate) struct ErrorBody {
     message: String,
     /// The stable name, for programs.
     error_code: &'static str,
+    /// Only where a lease is stale: it can never act again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sealed: Option<bool>,
+    /// Only where a lease is stale: the fencing token of the current one, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current_fence: Option<u64>,
 }
 
 impl ApiError {
@@ -105,6 +130,11 @@ impl ApiError {
             }
             Self::IdempotencyMismatch => ErrorCode::IdempotencyMismatch,
             Self::TooMany(_) => ErrorCode::TooManyRequests,
+            Self::StaleLease { .. } => ErrorCode::StaleLease,
+            Self::LeaseNotFound(_) => ErrorCode::LeaseNotFound,
+            Self::BucketNotFound(_) => ErrorCode::BucketNotFound,
+            Self::NoPlace(_) => ErrorCode::CapacityExceeded,
+            Self::Unavailable(_) | Self::Books(_) => ErrorCode::Unavailable,
             Self::Deadline { .. } => ErrorCode::DeadlineExceeded,
             Self::Platform(error) => error.code(),
             Self::Store(StoreError::Overloaded { .. }) => ErrorCode::Busy,
@@ -157,6 +187,11 @@ impl IntoResponse for ApiError {
             code: status.as_u16(),
             message: message_for_client(code, &self.to_string()),
             error_code: code.as_str(),
+            sealed: matches!(self, Self::StaleLease { .. }).then_some(true),
+            current_fence: match &self {
+                Self::StaleLease { current } => current.map(|generation| generation.0),
+                _ => None,
+            },
         };
         let mut response = (status, axum::Json(body)).into_response();
         let headers = response.headers_mut();

@@ -18,7 +18,18 @@ use crate::routes;
         routes::keys::list,
         routes::keys::create,
         routes::keys::revoke,
-        routes::observe::events
+        routes::observe::events,
+        routes::governor::leases::take,
+        routes::governor::leases::beat,
+        routes::governor::leases::release,
+        routes::governor::leases::list,
+        routes::governor::buckets::list,
+        routes::governor::buckets::get,
+        routes::governor::buckets::set,
+        routes::governor::reclaimer::verdict,
+        routes::governor::reclaimer::alarms,
+        routes::governor::reclaimer::plan,
+        routes::governor::reclaimer::round
     ),
     modifiers(&Authentication)
 )]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sandhold_governor_driver::{Governor, LocalPlatform};
 use sandhold_platform::{Platform, Templates};
 use sandhold_store::{SecretBytes, Store, StoreError};
 use sandhold_types::{Clock, Entropy};
@@ -21,6 +22,8 @@ pub struct ApiParts {
     pub clock: Arc<dyn Clock>,
     /// Randomness.
     pub entropy: Arc<dyn Entropy>,
+    /// Who may have how many sandboxes; none admits everybody.
+    pub governor: Option<Governor<LocalPlatform>>,
     /// Settings.
     pub settings: Settings,
 }
@@ -33,6 +36,7 @@ pub struct ApiState {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) governor: Option<Governor<LocalPlatform>>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) gate: Arc<CreateGate>,
     pub(crate) page_key: PageKey,
@@ -62,6 +66,7 @@ impl ApiState {
             store: parts.store,
             clock: parts.clock,
             entropy: parts.entropy,
+            governor: parts.governor,
             settings: Arc::new(parts.settings),
             gate: Arc::new(gate),
             page_key: PageKey::new(key.0),

@@ -2,6 +2,7 @@
 
 mod cli;
 mod doctor;
+mod governor;
 mod settings;
 mod up;
 

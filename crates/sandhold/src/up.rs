@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  bind ─▶ data directory (locked) ─▶ store ─▶ catalogue ─▶ engine, network ─▶ node (recovers)
-//!       ─▶ gateway + api on one listener ─▶ "ready http://…" ─▶ until SIGTERM or SIGINT ─▶ drain
+//!       ─▶ governor (books, reclaimer) ─▶ gateway + api on one listener ─▶ "ready http://…" ─▶ until SIGTERM or SIGINT ─▶ drain
 //! ```
 //!
 //! The listener is bound first, so that a port that is taken is told before any work is done.
@@ -23,7 +23,7 @@ use sandhold_store::{FirstStart, SqliteStore, Store};
 use sandhold_types::{Clock, Entropy, FaultPlan, SystemClock, SystemEntropy};
 use tokio::{net::TcpListener, sync::Semaphore};
 
-use crate::settings;
+use crate::{governor, settings};
 
 /// How long the removal of all sandboxes at the stop may take.
 const KILL_ALL_BUDGET: Duration = Duration::from_secs(60);
@@ -53,6 +53,8 @@ pub(crate) struct Args {
     /// in milliseconds; 0 for never.
     #[arg(long, env = "SANDHOLD_DOZE_AFTER_MS", default_value_t = DOZE_AFTER_MS)]
     doze_after_ms: u64,
+    #[command(flatten)]
+    governor: governor::Args,
     /// Log as JSON lines.
     #[arg(long)]
     log_json: bool,
@@ -119,6 +121,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         doze_after: args.doze_after(),
         ..NodeConfig::default()
     };
+    let root = layout.root().to_owned();
     let dependencies = Dependencies {
         engine,
         builds: catalogue.clone(),
@@ -138,12 +141,22 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let domain = args
         .domain
         .unwrap_or_else(|| format!("localhost:{}", address.port()));
+    let governor = governor::start(
+        &args.governor,
+        &root,
+        &tag,
+        node.clone(),
+        clock.clone(),
+        entropy.clone(),
+    );
+    let (governor, reclaimer) = governor.await?;
     let api = ApiState::open(ApiParts {
         platform: node.clone(),
         templates: catalogue,
         store,
         clock: clock.clone(),
         entropy,
+        governor: Some(governor),
         settings: Settings {
             public_domain: Some(domain),
             ..Settings::default()
@@ -159,6 +172,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         tracing::warn!(connections, "connections were cut after the drain time");
     }
     collector.abort();
+    reclaimer.abort();
     node.stop().await;
     if args.on_exit == OnExit::Kill {
         node.kill_all(KILL_ALL_BUDGET).await;

@@ -57,6 +57,14 @@ error_codes! {
     MethodNotAllowed = "method_not_allowed", 405;
     /// The sandbox is already in the state that was asked for.
     AlreadySo = "already_so", 409;
+    /// The lease is sealed: it is not the current generation and never will be (R-G7).
+    StaleLease = "STALE_LEASE", 409;
+    /// There is no such lease.
+    LeaseNotFound = "lease_not_found", 404;
+    /// The namespace and env were never set up.
+    BucketNotFound = "bucket_not_found", 404;
+    /// What is needed for this does not answer, or is not ready yet.
+    Unavailable = "unavailable", 503;
     /// The state of the sandbox does not allow it.
     Conflict = "conflict", 409;
     /// An idempotency key came back with another request.
@@ -106,7 +114,9 @@ impl ErrorCode {
     #[must_use]
     pub const fn default_retry(self) -> Retry {
         match self {
-            Self::Busy | Self::ShuttingDown => Retry::After(Duration::from_secs(2)),
+            Self::Busy | Self::ShuttingDown | Self::Unavailable => {
+                Retry::After(Duration::from_secs(2))
+            }
             Self::QuotaExceeded
             | Self::TooManyRequests
             | Self::CapacityExceeded

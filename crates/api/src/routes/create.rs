@@ -13,7 +13,10 @@ use sandhold_store::{Bucket, Fingerprint, IdempotencyScope};
 use sandhold_types::Deadline;
 use tracing::Instrument;
 
-use super::sandboxes::{half_way, within};
+use super::{
+    governor::direct,
+    sandboxes::{half_way, within},
+};
 use crate::{
     ApiState,
     auth::Caller,
@@ -136,8 +139,11 @@ async fn carry_out(
     deadline: Deadline,
     _turn: Turn,
 ) -> Result<Arc<SandboxView>, ApiError> {
+    let slot = direct::admit(&state, &request.owner, half_way(deadline)).await?;
     let creating = state.platform.create(request, deadline);
-    within(deadline, "creating the sandbox", creating).await
+    let made = within(deadline, "creating the sandbox", creating).await;
+    direct::settle(&state, slot, made.as_deref()).await;
+    made
 }
 
 async fn create_once(

@@ -2,6 +2,7 @@
 //! are in `wire`.
 
 mod create;
+pub(crate) mod governor;
 pub(crate) mod keys;
 mod lifetime;
 pub(crate) mod observe;
@@ -30,6 +31,7 @@ pub fn router(state: ApiState) -> Router {
         .merge(sandbox_routes())
         .merge(template_routes())
         .merge(key_routes())
+        .merge(governor::routes())
         .merge(unsupported::routes())
         .route("/health", get(health))
         .route("/v1/openapi.json", get(openapi::document))

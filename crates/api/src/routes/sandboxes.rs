@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sandhold_platform::{PlatformError, SandboxView};
 use sandhold_types::{Deadline, SandboxId, SandboxState};
 
+use super::governor::direct;
 use crate::{
     ApiState,
     auth::Caller,
@@ -214,6 +215,7 @@ pub(crate) async fn kill(
     let deadline = meta.deadline(state.settings.budgets.other);
     let killing = state.platform.kill(&view.id, caller.actor(&meta), deadline);
     within(deadline, "removing the sandbox", killing).await?;
+    direct::gone(&state, &view.id).await;
     Ok(StatusCode::NO_CONTENT)
 }
 

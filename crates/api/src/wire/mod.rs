@@ -3,6 +3,7 @@
 
 pub(crate) mod create;
 pub(crate) mod filter;
+pub(crate) mod governor;
 pub(crate) mod keys;
 pub(crate) mod lifecycle;
 pub(crate) mod lifetime;

@@ -4,6 +4,7 @@
 
 mod common;
 mod corpus;
+mod governor;
 mod http_rules;
 mod idempotency;
 mod keys;

@@ -2,7 +2,7 @@
 //! template builder, which works on this machine.
 //!
 //! ```text
-//!   sandhold sandbox|key|template …  ──▶ server (REST)        list, create, kill, keys
+//!   sandhold sandbox|key|lease|gc …  ──▶ server (REST)        list, create, kill, keys
 //!                                    ──▶ gateway (data plane)  exec, run, files
 //! ```
 //!
@@ -15,6 +15,7 @@ mod connect;
 mod exec;
 pub(crate) mod failure;
 mod files;
+mod governor;
 mod key;
 mod output;
 mod run_code;
@@ -38,6 +39,14 @@ pub(crate) enum Command {
     /// Make, list and revoke API keys.
     #[command(subcommand, visible_alias = "keys")]
     Key(key::Command),
+    /// Tell why a sandbox lives, or who ended it.
+    Why(governor::Why),
+    /// Take, renew and release leases: one owner, one sandbox.
+    #[command(subcommand, visible_alias = "leases")]
+    Lease(governor::Lease),
+    /// Show what the reclaimer does and what needs attention.
+    #[command(subcommand)]
+    Gc(governor::Gc),
     /// Build, list, show and delete templates.
     #[command(subcommand, visible_alias = "templates")]
     Template(template::Command),
@@ -51,6 +60,9 @@ pub(crate) async fn run(command: &Command) -> anyhow::Result<ExitCode> {
     let result = match command {
         Command::Sandbox(command) => sandbox::run(command).await,
         Command::Key(command) => key::run(command).await,
+        Command::Why(command) => governor::why(command).await,
+        Command::Lease(command) => governor::lease(command).await,
+        Command::Gc(command) => governor::gc(command).await,
         Command::Template(command) => template::run(command).await,
     };
     match result {

@@ -102,6 +102,8 @@ fn advice(code: &str) -> Option<&'static str> {
         "key_not_found" => "'sandhold key list' shows the IDs of the keys",
         "capacity_exceeded" => "end a sandbox that is not needed, or try again later",
         "quota_exceeded" => "end a sandbox that is not needed; the tenant's limit is reached",
+        "STALE_LEASE" => "another lease has the sandbox; take one under a new name",
+        "lease_not_found" => "'sandhold lease ls' lists the leases in force",
         "port_closed" => "the sandbox's template has no such server, or it has not started yet",
         _ => return None,
     })

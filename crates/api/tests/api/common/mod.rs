@@ -13,6 +13,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use platform::{MemoryPlatform, MemoryTemplates};
 use sandhold_api::{ApiParts, ApiState, Settings, router};
+use sandhold_governor_driver::{Governor, LocalPlatform};
 use sandhold_store::{Bucket, KeyDigest, MemoryStore, NewKey, Role, Store};
 use sandhold_types::{Clock, Entropy, KeyId, ManualClock, SeededEntropy, Timestamp, Token};
 use serde_json::Value;
@@ -104,6 +105,26 @@ impl Api {
     }
 
     pub async fn on(settings: Settings, store: Arc<dyn Store>) -> Self {
+        Self::built(settings, store, async |_, _| None).await
+    }
+
+    /// One with a governor over its platform and by its clock.
+    pub async fn governed(
+        governor: impl AsyncFnOnce(Arc<MemoryPlatform>, Arc<ManualClock>) -> Governor<LocalPlatform>,
+    ) -> Self {
+        let store = Arc::new(MemoryStore::new());
+        let build = async |platform, clock| Some(governor(platform, clock).await);
+        Self::built(Settings::default(), store, build).await
+    }
+
+    async fn built(
+        settings: Settings,
+        store: Arc<dyn Store>,
+        governor: impl AsyncFnOnce(
+            Arc<MemoryPlatform>,
+            Arc<ManualClock>,
+        ) -> Option<Governor<LocalPlatform>>,
+    ) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let entropy: Arc<dyn Entropy> = Arc::new(SeededEntropy::new(1));
         let key = add_key(&*store, &*entropy, "a", Role::Member).await;
@@ -121,6 +142,7 @@ impl Api {
             store: store.clone(),
             clock: clock.clone(),
             entropy,
+            governor: governor(platform.clone(), clock.clone()).await,
             settings,
         };
         let state = ApiState::open(parts).await.unwrap();

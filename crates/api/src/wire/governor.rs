@@ -1,0 +1,576 @@
+//! Leases, buckets, verdicts and the reclaimer, as they are on the wire.
+
+use std::time::Duration;
+
+use sandhold_governor::{
+    CallKind,
+    books::{BucketPolicy, Grant, View},
+    colour::{Retention, Root},
+    explain::{Explanation, Shown},
+    ids::{Bucket, LeaseId, OwnerId},
+    reclaimer::{Alarm, Confirmed, Work},
+    record::{Ground, Managed, Record},
+    rules::Rules,
+    tasks::Reused,
+};
+use sandhold_governor_driver::CycleReport;
+use sandhold_types::{Generation, IdError};
+use serde::{Deserialize, Serialize};
+
+use super::WholeSeconds;
+use crate::error::ApiError;
+
+/// The longest time that one heartbeat may keep a sandbox.
+const TTL_S_MAX: i64 = 86_400;
+/// The most sandboxes that a bucket may be given.
+const QUOTA_MAX: u32 = 1_000_000;
+/// The longest time that paused sandboxes may be kept: ten years.
+const RETENTION_S_MAX: u64 = 315_360_000;
+
+fn parsed<T: std::str::FromStr<Err = IdError>>(
+    field: &'static str,
+    text: &str,
+) -> Result<T, ApiError> {
+    let read = text.parse();
+    read.map_err(|refused: IdError| ApiError::invalid(field, format!("must be {}", refused.rule)))
+}
+
+fn required(field: &'static str, value: Option<String>) -> Result<String, ApiError> {
+    value.ok_or_else(|| ApiError::invalid(field, "is missing"))
+}
+
+/// Whose lease it is; what is left out is as with the key that asks.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct HolderBody {
+    /// Product or team.
+    namespace: Option<String>,
+    /// Its environment.
+    env: Option<String>,
+    /// For whom the sandbox is.
+    owner_id: Option<String>,
+    /// The caller's name for this generation of the lease.
+    lease_id: Option<String>,
+}
+
+/// Whose lease it is, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Holder {
+    pub(crate) bucket: Bucket,
+    pub(crate) owner: OwnerId,
+    pub(crate) lease: Option<LeaseId>,
+}
+
+impl HolderBody {
+    pub(crate) fn checked(self, own: &Bucket) -> Result<Holder, ApiError> {
+        let namespace = self
+            .namespace
+            .as_deref()
+            .map(|text| parsed("namespace", text));
+        let env = self.env.as_deref().map(|text| parsed("env", text));
+        let lease = self
+            .lease_id
+            .as_deref()
+            .map(|text| parsed("lease_id", text));
+        Ok(Holder {
+            bucket: Bucket {
+                namespace: namespace
+                    .transpose()?
+                    .unwrap_or_else(|| own.namespace.clone()),
+                env: env.transpose()?.unwrap_or_else(|| own.env.clone()),
+            },
+            owner: parsed("owner_id", &required("owner_id", self.owner_id)?)?,
+            lease: lease.transpose()?,
+        })
+    }
+}
+
+impl Holder {
+    /// The lease, where it must be named (R-G7).
+    pub(crate) fn named_lease(&self) -> Result<LeaseId, ApiError> {
+        let missing = || ApiError::invalid("lease_id", "is missing");
+        self.lease.clone().ok_or_else(missing)
+    }
+}
+
+/// `POST /v1/leases`
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct LeaseAskBody {
+    /// Product or team; the key's own if left out.
+    namespace: Option<String>,
+    /// Its environment; the key's own if left out.
+    env: Option<String>,
+    /// For whom the sandbox is.
+    owner_id: Option<String>,
+    /// The caller's name for this generation of the lease.
+    lease_id: Option<String>,
+    /// An ID or a name of a template; the default one if left out.
+    pub(crate) template_id: Option<String>,
+    /// For how long a heartbeat keeps the sandbox; at least 120.
+    #[schema(value_type = Option<i64>)]
+    ttl_s: Option<WholeSeconds>,
+}
+
+impl LeaseAskBody {
+    /// Whose lease it is about. Not flattened: then a field that is wrong could not be named.
+    pub(crate) fn holder(&self) -> HolderBody {
+        HolderBody {
+            namespace: self.namespace.clone(),
+            env: self.env.clone(),
+            owner_id: self.owner_id.clone(),
+            lease_id: self.lease_id.clone(),
+        }
+    }
+
+    pub(crate) fn ttl(&self) -> Result<Option<Duration>, ApiError> {
+        let Some(WholeSeconds(seconds)) = self.ttl_s else {
+            return Ok(None);
+        };
+        match u64::try_from(seconds) {
+            Ok(seconds @ 1..) if seconds <= TTL_S_MAX.unsigned_abs() => {
+                Ok(Some(Duration::from_secs(seconds)))
+            }
+            _ => Err(ApiError::invalid(
+                "ttl_s",
+                format!("must be 1 to {TTL_S_MAX}"),
+            )),
+        }
+    }
+}
+
+/// `POST /v1/lease-heartbeats`
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct HeartbeatBody {
+    /// Product or team; the key's own if left out.
+    namespace: Option<String>,
+    /// Its environment; the key's own if left out.
+    env: Option<String>,
+    /// For whom the sandbox is.
+    owner_id: Option<String>,
+    /// The caller's name for this generation of the lease.
+    lease_id: Option<String>,
+    /// The fencing token of the grant.
+    fence: Option<u64>,
+}
+
+impl HeartbeatBody {
+    /// Whose lease it is about.
+    pub(crate) fn holder(&self) -> HolderBody {
+        HolderBody {
+            namespace: self.namespace.clone(),
+            env: self.env.clone(),
+            owner_id: self.owner_id.clone(),
+            lease_id: self.lease_id.clone(),
+        }
+    }
+
+    pub(crate) fn generation(&self) -> Result<Generation, ApiError> {
+        let missing = || ApiError::invalid("fence", "is missing");
+        self.fence.map(Generation).ok_or_else(missing)
+    }
+}
+
+/// A granted lease.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct LeaseBody {
+    /// The sandbox.
+    sandbox_id: String,
+    /// The name of this generation.
+    lease_id: String,
+    /// The fencing token: it only grows.
+    fence: u64,
+    /// Whether the owner had the sandbox before.
+    reused: bool,
+    /// When the lease ends unless it is renewed (RFC 3339).
+    expires_at: String,
+}
+
+impl LeaseBody {
+    pub(crate) fn of(grant: &Grant, lease: &LeaseId, reused: Reused) -> Self {
+        Self {
+            sandbox_id: grant.sandbox.to_string(),
+            lease_id: lease.to_string(),
+            fence: grant.generation.0,
+            reused: reused == Reused::Yes,
+            expires_at: grant.expires_at.to_rfc3339(),
+        }
+    }
+}
+
+/// `POST /v1/lease-releases`
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct ReleasedBody {
+    /// It is; the sandbox is removed now.
+    pub(crate) released: bool,
+}
+
+/// A lease in force, as it is listed.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct HeldLeaseBody {
+    namespace: String,
+    env: String,
+    owner_id: String,
+    lease_id: String,
+    fence: u64,
+    /// `None` while it is being made.
+    sandbox_id: Option<String>,
+    template_id: String,
+    expires_at: String,
+}
+
+/// All leases of a bucket.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct LeasesBody {
+    leases: Vec<HeldLeaseBody>,
+}
+
+impl LeasesBody {
+    pub(crate) fn of(view: &View, visible: impl Fn(&Bucket) -> bool) -> Self {
+        let records = view.records.iter().filter(|r| visible(&r.bucket));
+        let held = |record: &Record| {
+            let holding = record.holding.as_ref()?;
+            Some(HeldLeaseBody {
+                namespace: record.bucket.namespace.to_string(),
+                env: record.bucket.env.to_string(),
+                owner_id: record.owner.to_string(),
+                lease_id: holding.lease.to_string(),
+                fence: record.generation.0,
+                sandbox_id: record.sandbox.as_ref().map(ToString::to_string),
+                template_id: holding.template.to_string(),
+                expires_at: holding.heartbeat_at.plus(holding.ttl).to_rfc3339(),
+            })
+        };
+        Self {
+            leases: records.filter_map(held).collect(),
+        }
+    }
+}
+
+/// `PUT /v1/buckets/{namespace}/{env}`
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct PolicyBody {
+    /// How many sandboxes it may have at once.
+    quota: Option<u32>,
+    /// For how many seconds leased but paused sandboxes are kept; `null` declares nothing: they are
+    /// kept, shown and alarmed.
+    retention_s: Option<u64>,
+}
+
+impl PolicyBody {
+    pub(crate) fn policy(&self) -> Result<BucketPolicy, ApiError> {
+        let quota = self
+            .quota
+            .ok_or_else(|| ApiError::invalid("quota", "is missing"))?;
+        if quota > QUOTA_MAX {
+            return Err(ApiError::invalid(
+                "quota",
+                format!("must be at most {QUOTA_MAX}"),
+            ));
+        }
+        let retention = match self.retention_s {
+            None => Retention::Undeclared,
+            Some(seconds) if seconds <= RETENTION_S_MAX => {
+                Retention::After(Duration::from_secs(seconds))
+            }
+            Some(_) => {
+                let rule = format!("must be at most {RETENTION_S_MAX}");
+                return Err(ApiError::invalid("retention_s", rule));
+            }
+        };
+        Ok(BucketPolicy { quota, retention })
+    }
+}
+
+/// A bucket: what it may have, and what it has.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct BucketBody {
+    namespace: String,
+    env: String,
+    /// How many sandboxes it may have at once.
+    quota: u32,
+    /// For how many seconds leased but paused sandboxes are kept; `null`: nothing is declared.
+    retention_s: Option<u64>,
+    /// How many places are filled, by the books.
+    used: usize,
+    /// Of these: how many sandboxes were made directly, with an SDK.
+    direct: usize,
+    /// Of these: how many are paused.
+    paused: usize,
+    /// Sandboxes that do not count (any more) but are not gone either.
+    uncounted: usize,
+}
+
+impl BucketBody {
+    pub(crate) fn of(bucket: &Bucket, view: &View) -> Option<Self> {
+        let policy = view.buckets.get(bucket)?;
+        let mine: Vec<&Record> = view
+            .records
+            .iter()
+            .filter(|r| r.bucket == *bucket)
+            .collect();
+        let count = |is: fn(&&Record) -> bool| mine.iter().copied().filter(is).count();
+        Some(Self {
+            namespace: bucket.namespace.to_string(),
+            env: bucket.env.to_string(),
+            quota: policy.quota,
+            retention_s: match policy.retention {
+                Retention::Undeclared => None,
+                Retention::After(after) => Some(after.as_secs()),
+            },
+            used: count(|r| r.is_counted()),
+            direct: count(|r| r.is_counted() && r.managed == Managed::Directly),
+            paused: count(|r| r.is_counted() && r.paused_since.is_some()),
+            uncounted: count(|r| !r.is_counted()),
+        })
+    }
+}
+
+/// All buckets.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct BucketsBody {
+    pub(crate) buckets: Vec<BucketBody>,
+}
+
+/// One thing that holds, or held, a sandbox.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct RootBody {
+    /// `making`, `lease`, `run`, `lock` or `lifetime`.
+    kind: &'static str,
+    /// Which.
+    id: String,
+    /// How long ago it last said that it is alive.
+    age_s: u64,
+    /// Up to which age it is black.
+    ttl_s: u64,
+}
+
+impl RootBody {
+    fn of(root: &Root) -> Self {
+        Self {
+            kind: root.kind.as_str(),
+            id: root.id.clone(),
+            age_s: root.age.as_secs(),
+            ttl_s: root.ttl.as_secs(),
+        }
+    }
+}
+
+/// Why a sandbox lives, or who ended it.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct VerdictBody {
+    sandbox_id: String,
+    /// `black`, `grey`, `white` or `gone`.
+    colour: &'static str,
+    /// What holds it.
+    roots: Vec<RootBody>,
+    /// What would have to change for it to be deleted, and when.
+    deletable_when: String,
+    /// What was done to it, oldest first.
+    last_actions: Vec<String>,
+    /// All of it for people.
+    text: String,
+}
+
+impl VerdictBody {
+    pub(crate) fn of(explanation: &Explanation) -> Self {
+        Self {
+            sandbox_id: explanation.sandbox.to_string(),
+            colour: explanation.colour.as_str(),
+            roots: match explanation.colour {
+                Shown::Alive(_) => explanation.roots.iter().map(RootBody::of).collect(),
+                Shown::Gone => Vec::new(),
+            },
+            deletable_when: explanation.deletable_when.clone(),
+            last_actions: explanation.last_actions.clone(),
+            text: explanation.to_string(),
+        }
+    }
+}
+
+/// What an operator must know.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct AlarmBody {
+    /// The stable name.
+    kind: &'static str,
+    /// The bucket it is about, if it is about one: `namespace:env`.
+    bucket: Option<String>,
+    /// How many sandboxes or rounds it is about.
+    count: usize,
+    /// In words.
+    message: String,
+}
+
+impl AlarmBody {
+    pub(crate) fn of(alarm: &Alarm) -> Self {
+        let (kind, bucket, count, message) = match alarm {
+            Alarm::ZombiesKept {
+                bucket,
+                count,
+                oldest,
+            } => (
+                "zombies_kept",
+                Some(bucket),
+                *count,
+                format!(
+                    "paused sandboxes that nobody renews are kept because {bucket} declares no \
+                     retention; the oldest for {} s",
+                    oldest.as_secs()
+                ),
+            ),
+            Alarm::QuotaIdle {
+                bucket,
+                idle,
+                quota,
+            } => (
+                "quota_idle",
+                Some(bucket),
+                *idle,
+                format!("{idle} of the {quota} places of {bucket} are filled by what nobody uses"),
+            ),
+            Alarm::RoundSkipped { rounds } => (
+                "round_skipped",
+                None,
+                *rounds as usize,
+                String::from("the platform's listing was doubtful; nothing was concluded"),
+            ),
+            Alarm::Reconciling => (
+                "reconciling",
+                None,
+                1,
+                String::from("listings were doubtful too long; each sandbox is asked for by name"),
+            ),
+            Alarm::Strays { count } => (
+                "strays",
+                None,
+                *count,
+                String::from("sandboxes of ours without a record were found"),
+            ),
+            Alarm::KillsFailing {
+                count,
+                failures_max,
+            } => (
+                "kills_failing",
+                None,
+                *count,
+                format!("deletes keep failing, one of them {failures_max} times"),
+            ),
+            Alarm::WrittenOff { count } => (
+                "written_off",
+                None,
+                *count,
+                String::from("accounts were released although the sandbox is not gone"),
+            ),
+            Alarm::BlastRadius { held_back } => (
+                "blast_radius",
+                None,
+                *held_back,
+                String::from("a cycle would remove too many at once; the rest waits"),
+            ),
+            Alarm::Settling => (
+                "settling",
+                None,
+                1,
+                String::from("the books' last writes may be lost; nobody new is admitted"),
+            ),
+        };
+        Self {
+            kind,
+            bucket: bucket.map(ToString::to_string),
+            count,
+            message,
+        }
+    }
+
+    fn breaker(kind: CallKind) -> Self {
+        let what = match kind {
+            CallKind::Create => "creates",
+            CallKind::Delete => "deletes",
+            CallKind::Other => "calls",
+        };
+        Self {
+            kind: "breaker_open",
+            bucket: None,
+            count: 1,
+            message: format!("the platform does not answer {what}; they are held back"),
+        }
+    }
+}
+
+/// `GET /v1/alarms`
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct AlarmsBody {
+    alarms: Vec<AlarmBody>,
+    /// Whether the last round of the reclaimer counted; `null` before the first.
+    last_round_confirmed: Option<bool>,
+}
+
+impl AlarmsBody {
+    pub(crate) fn of(report: Option<&CycleReport>, held_back: &[CallKind]) -> Self {
+        let told = report.map(|r| r.alarms.as_slice()).unwrap_or_default();
+        let breakers = held_back.iter().map(|kind| AlarmBody::breaker(*kind));
+        Self {
+            alarms: told.iter().map(AlarmBody::of).chain(breakers).collect(),
+            last_round_confirmed: report.map(|r| r.confirmed == Confirmed::Yes),
+        }
+    }
+}
+
+/// One thing that a round does, or would do.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct WorkBody {
+    /// `remove`, `settle`, `adopt` or `note`.
+    action: &'static str,
+    sandbox_id: Option<String>,
+    /// For removals: why.
+    because: Option<&'static str>,
+}
+
+impl WorkBody {
+    fn of(work: &Work) -> Option<Self> {
+        let (action, sandbox, because) = match work {
+            Work::Remove {
+                sandbox, ground, ..
+            } => ("remove", Some(sandbox), Some(Ground::words(*ground))),
+            Work::Settle { sandbox, .. } => ("settle", Some(sandbox), None),
+            Work::SettleMaking { .. } => ("settle", None, None),
+            Work::Adopt(listed) => ("adopt", Some(&listed.sandbox), None),
+            Work::Note { .. } => ("note", None, None),
+            Work::FinishRecovery { .. } => return None,
+        };
+        Some(Self {
+            action,
+            sandbox_id: sandbox.map(ToString::to_string),
+            because,
+        })
+    }
+}
+
+/// A round of the reclaimer.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct RoundBody {
+    /// Whether its evidence was good enough to conclude anything.
+    confirmed: bool,
+    /// How many sandboxes the platform showed; `null` if it could not be asked.
+    listed: Option<usize>,
+    /// How many slots the books have.
+    records: usize,
+    /// What it does, or would do.
+    work: Vec<WorkBody>,
+    alarms: Vec<AlarmBody>,
+    /// In how many rounds, at least so many seconds apart, a sandbox must be white.
+    white_rounds: u32,
+    round_spacing_s: u64,
+}
+
+impl RoundBody {
+    pub(crate) fn of(report: &CycleReport, rules: &Rules) -> Self {
+        Self {
+            confirmed: report.confirmed == Confirmed::Yes,
+            listed: report.listed,
+            records: report.records,
+            work: report.work.iter().filter_map(WorkBody::of).collect(),
+            alarms: report.alarms.iter().map(AlarmBody::of).collect(),
+            white_rounds: rules.settings().white_cycles,
+            round_spacing_s: rules.look_spacing().as_secs(),
+        }
+    }
+}

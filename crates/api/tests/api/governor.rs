@@ -1,0 +1,434 @@
+//! Leases, buckets, verdicts and the reclaimer over HTTP, with books in a file.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use axum::body::Body;
+use http::{Method, Request};
+use sandhold_books::{KeptBooks, SqliteBooks};
+use sandhold_governor::rules::Rules;
+use sandhold_governor_driver::{Governor, GovernorParts, LocalPlatform};
+use sandhold_platform::{
+    ActivityKind, DialError, Platform, PlatformError, Route, RouteLookup, Routes,
+};
+use sandhold_types::{Deadline, SandboxId, SeededEntropy};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::common::{Answer, Api, platform::MemoryPlatform};
+
+/// Routes to agents that are always well.
+#[derive(Debug)]
+struct WellAgents {
+    platform: Arc<MemoryPlatform>,
+    address: std::net::SocketAddr,
+}
+
+impl WellAgents {
+    async fn start(platform: Arc<MemoryPlatform>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    let mut asked = [0; 1_024];
+                    let _ = stream.read(&mut asked).await;
+                    let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+                });
+            }
+        });
+        Self { platform, address }
+    }
+}
+
+#[async_trait]
+impl Routes for WellAgents {
+    fn route(&self, id: &SandboxId) -> RouteLookup {
+        match self.platform.get(id) {
+            Some(sandbox) => RouteLookup::Live(Route { sandbox }),
+            None => RouteLookup::Unknown,
+        }
+    }
+
+    fn live(&self) -> Vec<Route> {
+        Vec::new()
+    }
+
+    async fn dial(&self, _: &Route, _: u16, _: Deadline) -> Result<TcpStream, DialError> {
+        TcpStream::connect(self.address)
+            .await
+            .map_err(DialError::Socket)
+    }
+
+    fn touch(&self, _: &SandboxId, _: ActivityKind) {}
+}
+
+/// A control plane with a governor. Its reclaimer goes only by hand, or when something is released.
+struct Governed {
+    api: Api,
+    _dir: tempfile::TempDir,
+    _reclaimer: AbortOnDrop,
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Governed {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("books.db");
+        let mut reclaimer = None;
+        let api = Api::governed(async |platform, clock| {
+            let rules = Rules::default();
+            let books = SqliteBooks::open(&path, rules.clone(), None, clock).unwrap();
+            let routes = Arc::new(WellAgents::start(platform.clone()).await);
+            let entropy = Arc::new(SeededEntropy::new(7));
+            let key = "governor".parse().unwrap();
+            let platform = LocalPlatform::new(platform, routes, entropy.clone(), key);
+            let parts = GovernorParts {
+                books: KeptBooks::Sqlite(books),
+                platform,
+                rules,
+                entropy,
+            };
+            let governor = Governor::new(parts).unwrap();
+            reclaimer = Some(governor.start());
+            governor
+        })
+        .await;
+        Self {
+            api,
+            _dir: dir,
+            _reclaimer: AbortOnDrop(reclaimer.unwrap()),
+        }
+    }
+
+    async fn admin(&self, method: Method, path: &str, body: Value) -> Answer {
+        let request = self.request(method, path, body);
+        self.api.with_key(&self.api.admin_key, request).await
+    }
+
+    fn request(&self, method: Method, path: &str, body: Value) -> Request<Body> {
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        self.api.request(method, path, body)
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Answer {
+        self.api.post(path, body.to_string()).await
+    }
+
+    async fn take(&self, owner: &str, lease: &str) -> Answer {
+        let body = json!({ "owner_id": owner, "lease_id": lease, "template_id": "base" });
+        self.post("/v1/leases", body).await
+    }
+
+    async fn release(&self, owner: &str, lease: &str) -> Answer {
+        let body = json!({ "owner_id": owner, "lease_id": lease });
+        self.post("/v1/lease-releases", body).await
+    }
+
+    async fn until_gone(&self, sandbox: &str) {
+        let path = format!("/v1/sandboxes/{sandbox}/verdict");
+        let waited = async {
+            while self.api.get(&path).await.text("colour") != "gone" {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(Duration::from_secs(10), waited).await;
+        assert!(in_time.is_ok(), "{sandbox} is still there");
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_taken_renewed_taken_over_and_released() {
+    // R-G6, R-G7
+    let world = Governed::new().await;
+    let first = world.take("a:dev:book:7", "l1").await;
+    assert_eq!(first.status, 201, "{first:?}");
+    assert_eq!(first.body["reused"], false);
+    let sandbox = first.text("sandbox_id").to_owned();
+    let view = world.api.platform.get(&sandbox.parse().unwrap()).unwrap();
+    for (name, value) in [
+        ("namespace", "a"),
+        ("env", "dev"),
+        ("owner_id", "a:dev:book:7"),
+        ("managed_by", "sandhold-governor"),
+    ] {
+        assert_eq!(view.metadata[name], value, "R-G2: it tells whose it is");
+    }
+    let again = world.take("a:dev:book:7", "l1").await;
+    assert_eq!(again.status, 200, "{again:?}");
+    assert_eq!(
+        (&again.body["reused"], &again.body["fence"]),
+        (&json!(true), &first.body["fence"])
+    );
+
+    let beat = json!({
+        "owner_id": "a:dev:book:7", "lease_id": "l1", "fence": first.body["fence"],
+    });
+    assert_eq!(
+        world
+            .post("/v1/lease-heartbeats", beat.clone())
+            .await
+            .status,
+        200
+    );
+    let second = world.take("a:dev:book:7", "l2").await;
+    assert_eq!(second.text("sandbox_id"), sandbox, "the same sandbox");
+    let fence = second.body["fence"].as_u64().unwrap();
+    assert!(fence > first.body["fence"].as_u64().unwrap());
+
+    let stale = world.release("a:dev:book:7", "l1").await;
+    stale.is_refused(409, "STALE_LEASE");
+    assert_eq!(stale.body["sealed"], true);
+    assert_eq!(stale.body["current_fence"], fence);
+    world
+        .post("/v1/lease-heartbeats", beat)
+        .await
+        .is_refused(409, "STALE_LEASE");
+    world
+        .take("a:dev:book:7", "l1")
+        .await
+        .is_refused(409, "STALE_LEASE");
+
+    let released = world.release("a:dev:book:7", "l2").await;
+    assert_eq!(released.status, 202, "{released:?}");
+    assert_eq!(released.body, json!({ "released": true }));
+    world.until_gone(&sandbox).await;
+    assert!(world.api.platform.list().is_empty());
+    let repeated = world.release("a:dev:book:7", "l2").await;
+    assert_eq!(
+        repeated.status, 202,
+        "the same request again has the same answer"
+    );
+}
+
+#[tokio::test]
+async fn a_key_acts_in_its_own_bucket_and_an_admin_in_all() {
+    // R-G19, R-P8
+    let world = Governed::new().await;
+    let lease = world.take("o", "l").await;
+    let sandbox = lease.text("sandbox_id").to_owned();
+    let foreign = json!({ "namespace": "b", "env": "dev", "owner_id": "o", "lease_id": "l" });
+    for path in ["/v1/leases", "/v1/lease-releases"] {
+        world
+            .post(path, foreign.clone())
+            .await
+            .is_refused(403, "forbidden");
+    }
+    let verdict = format!("/v1/sandboxes/{sandbox}/verdict");
+    let other = world.request(Method::GET, &verdict, Value::Null);
+    let other = world.api.with_key(&world.api.other_key, other).await;
+    other.is_refused(404, "sandbox_not_found");
+    let leases = world.request(Method::GET, "/v1/leases", Value::Null);
+    let theirs = world.api.with_key(&world.api.other_key, leases).await;
+    assert_eq!(theirs.body, json!({ "leases": [] }));
+    let all = world.admin(Method::GET, "/v1/leases", Value::Null).await;
+    assert_eq!(all.body["leases"][0]["sandbox_id"], sandbox);
+    for (method, path) in [
+        (Method::PUT, "/v1/buckets/a/dev"),
+        (Method::GET, "/v1/alarms"),
+        (Method::GET, "/v1/reclaimer/plan"),
+        (Method::POST, "/v1/reclaimer/rounds"),
+    ] {
+        let refused = world
+            .api
+            .send(world.request(method, path, json!({ "quota": 1 })))
+            .await;
+        refused.is_refused(403, "forbidden");
+    }
+    let unknown = json!({ "namespace": "nobody", "env": "dev", "owner_id": "o" });
+    let unknown = world.admin(Method::POST, "/v1/leases", unknown).await;
+    unknown.is_refused(404, "bucket_not_found");
+}
+
+#[tokio::test]
+async fn a_quota_counts_leases_and_sandboxes_of_sdks_alike() {
+    // R-G4, R-G19
+    let world = Governed::new().await;
+    let set = world
+        .admin(Method::PUT, "/v1/buckets/a/dev", json!({ "quota": 2 }))
+        .await;
+    assert_eq!(set.status, 200, "{set:?}");
+    assert_eq!(set.body["retention_s"], Value::Null);
+    assert_eq!(world.take("o", "l").await.status, 201);
+    let direct = world.api.create().await;
+    let bucket = world.api.get("/v1/buckets/a/dev").await;
+    assert_eq!(
+        (&bucket.body["used"], &bucket.body["direct"]),
+        (&json!(2), &json!(1))
+    );
+    let verdict = world
+        .api
+        .get(&format!("/v1/sandboxes/{direct}/verdict"))
+        .await;
+    assert_eq!(verdict.text("colour"), "black");
+    assert_eq!(verdict.body["roots"][0]["kind"], "lifetime");
+
+    assert_eq!(
+        world
+            .api
+            .delete(&format!("/sandboxes/{direct}"))
+            .await
+            .status,
+        204
+    );
+    let bucket = world.api.get("/v1/buckets/a/dev").await;
+    assert_eq!(bucket.body["used"], 1, "gone means free, at once");
+    let gone = world
+        .api
+        .get(&format!("/v1/sandboxes/{direct}/verdict"))
+        .await;
+    assert_eq!(gone.text("colour"), "gone");
+}
+
+#[tokio::test]
+async fn a_failed_create_leaves_no_slot() {
+    // R-G5
+    let world = Governed::new().await;
+    let no_room = || PlatformError::Capacity {
+        what: String::from("memory"),
+    };
+    *world.api.platform.failure.lock().unwrap() = Some(no_room);
+    let failed = world
+        .api
+        .post("/v2/sandboxes", r#"{"templateID":"base"}"#)
+        .await;
+    assert!(failed.status.is_server_error(), "{failed:?}");
+    let bucket = world.api.get("/v1/buckets/a/dev").await;
+    assert_eq!(bucket.body["used"], 0, "{bucket:?}");
+}
+
+#[tokio::test]
+async fn the_reclaimer_can_be_asked_and_told() {
+    // R-G10, R-G17
+    let world = Governed::new().await;
+    let lease = world.take("o", "l").await;
+    let sandbox = lease.text("sandbox_id").to_owned();
+    let plan = async || {
+        world
+            .admin(Method::GET, "/v1/reclaimer/plan", Value::Null)
+            .await
+    };
+    let round = async || {
+        world
+            .admin(Method::POST, "/v1/reclaimer/rounds", Value::Null)
+            .await
+    };
+    assert_eq!(plan().await.body["work"], json!([]));
+    world.api.clock.advance(Duration::from_secs(200));
+    let verdict = world
+        .api
+        .get(&format!("/v1/sandboxes/{sandbox}/verdict"))
+        .await;
+    assert_eq!(verdict.text("colour"), "white");
+    assert!(
+        verdict
+            .text("deletable_when")
+            .contains("2 confirmed cycles"),
+        "{verdict:?}"
+    );
+    assert_eq!(
+        round().await.body["work"],
+        json!([]),
+        "one look proves nothing"
+    );
+    world.api.clock.advance(Duration::from_secs(60));
+    let would = plan().await;
+    assert_eq!(would.body["work"][0]["action"], "remove");
+    assert_eq!(would.body["work"][0]["sandbox_id"], sandbox);
+    assert_eq!(world.api.platform.list().len(), 1, "a plan does nothing");
+    assert_eq!(round().await.body["work"][0]["action"], "remove");
+    world.until_gone(&sandbox).await;
+    let told = world
+        .api
+        .get(&format!("/v1/sandboxes/{sandbox}/verdict"))
+        .await;
+    let actions = told.body["last_actions"].to_string();
+    assert!(
+        actions.contains("condemned") && actions.contains("deleted it"),
+        "{actions}"
+    );
+    let alarms = world.admin(Method::GET, "/v1/alarms", Value::Null).await;
+    assert_eq!(alarms.body["last_round_confirmed"], true, "{alarms:?}");
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_and_takes_nothing() {
+    let world = Governed::new().await;
+    let long = "x".repeat(301);
+    for (body, field) in [
+        (json!({}), "owner_id"),
+        (json!({ "owner_id": "" }), "owner_id"),
+        (json!({ "owner_id": "a b" }), "owner_id"),
+        (json!({ "owner_id": "a\u{0}b" }), "owner_id"),
+        (json!({ "owner_id": long }), "owner_id"),
+        (json!({ "owner_id": 7 }), "owner_id"),
+        (json!({ "owner_id": "o", "lease_id": "" }), "lease_id"),
+        (json!({ "owner_id": "o", "namespace": "../x" }), "namespace"),
+        (json!({ "owner_id": "o", "ttl_s": 0 }), "ttl_s"),
+        (json!({ "owner_id": "o", "ttl_s": 1e30 }), "ttl_s"),
+    ] {
+        let refused = world.post("/v1/leases", body.clone()).await;
+        refused.is_refused(400, "invalid_request");
+        assert!(
+            refused.text("message").contains(field),
+            "{body}: {refused:?}"
+        );
+    }
+    let template = json!({ "owner_id": "o", "template_id": "none" });
+    world
+        .post("/v1/leases", template)
+        .await
+        .is_refused(404, "template_not_found");
+    world
+        .post("/v1/lease-releases", json!({ "owner_id": "o" }))
+        .await
+        .is_refused(400, "invalid_request");
+    world
+        .release("o", "l")
+        .await
+        .is_refused(404, "lease_not_found");
+    for body in [
+        json!({}),
+        json!({ "quota": 2_000_000 }),
+        json!({ "quota": 1, "retention_s": u64::MAX }),
+    ] {
+        let refused = world.admin(Method::PUT, "/v1/buckets/a/dev", body).await;
+        refused.is_refused(400, "invalid_request");
+    }
+    assert_eq!(world.api.platform.list().len(), 0);
+    let leases = world.api.get("/v1/leases").await;
+    assert_eq!(leases.body, json!({ "leases": [] }));
+}
+
+#[tokio::test]
+async fn a_sandbox_that_only_says_it_is_managed_is_not() {
+    // Metadata is anybody's to write; whose key made it is not.
+    let world = Governed::new().await;
+    let claims = r#"{"templateID":"base","timeout":600,"metadata":{
+        "managed_by":"sandhold-governor","sandhold_slot":"s","owner_id":"victim"}}"#;
+    let sandbox = world.api.create_with(claims).await;
+    world.api.clock.advance(Duration::from_secs(300));
+    for _ in 0..3 {
+        let round = world
+            .admin(Method::POST, "/v1/reclaimer/rounds", Value::Null)
+            .await;
+        assert_eq!(round.body["listed"], 0, "{round:?}");
+        world.api.clock.advance(Duration::from_secs(60));
+    }
+    assert!(world.api.platform.get(&sandbox.parse().unwrap()).is_some());
+}
