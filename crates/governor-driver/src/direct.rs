@@ -31,8 +31,8 @@ use crate::{
 };
 
 /// What a bucket may have as long as nobody sets it (R-G4: quotas differ by env).
-const DEFAULT_QUOTAS: [(&str, u32); 3] = [("prod", 200), ("staging", 100), ("dev", 100)];
-const DEFAULT_QUOTA: u32 = 100;
+const DEFAULT_QUOTAS: [(&str, u32); 3] = [("prod", 2_000), ("staging", 1_000), ("dev", 1_000)];
+const DEFAULT_QUOTA: u32 = 1_000;
 
 /// A sandbox that the governor did not make.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,21 +13,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::direct::{DirectSandbox, DirectSandboxes};
 use sandhold_governor::{
     Call, CallError, Listed, Platform as GovernorPlatform, Reply,
     colour::Seen,
     ids::{Bucket, OwnerId, SlotId},
 };
 use sandhold_platform::{
-    CreateSandbox, Egress, Owner, Platform, PlatformError, PublicTraffic, RouteLookup, Routes,
-    SandboxView,
+    AutoResume, BusyWith, CreateSandbox, Egress, NewLifetime, Owner, PauseKeeps, Platform,
+    PlatformError, PublicTraffic, Resume, RouteLookup, Routes, SandboxView, Waking,
 };
 use sandhold_types::{
     Actor, Clocking, Deadline, Entropy, Generation, KeyId, Lifetime, OnTimeout, RequestId,
     SandboxId, SandboxState, TemplateId, Timestamp,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::direct::{DirectSandbox, DirectSandboxes};
 
 /// The value of `managed_by` of what the governor made.
 pub const MANAGED_BY: &str = "sandhold-governor";
@@ -154,6 +155,9 @@ impl LocalPlatform {
                 clocking: Clocking::Idle { window_ms: None },
                 on_timeout: OnTimeout::Kill,
             },
+            auto_resume: AutoResume::Off,
+            busy_with: BusyWith::default(),
+            timeout_keeps: PauseKeeps::default(),
             metadata,
             env_vars: BTreeMap::new(),
             egress: Egress::default(),
@@ -217,13 +221,39 @@ impl LocalPlatform {
         }
     }
 
-    /// A sandbox that sleeps cannot be woken here yet; it can be deleted as it is.
-    fn wake(&self, sandbox: &SandboxId, generation: Generation) -> Result<Reply, CallError> {
+    /// Wakes it if it sleeps; its lease says how long it lives then (R-G16).
+    async fn wake(&self, sandbox: &SandboxId, generation: Generation) -> Result<Reply, CallError> {
         let view = self.alive(sandbox)?;
         self.pass(sandbox, generation)?;
-        match seen(view.state) {
-            Seen::Running => Ok(Reply::Done),
-            Seen::Paused | Seen::Unknown => Err(CallError::Refused),
+        if seen(view.state) == Seen::Running {
+            return Ok(Reply::Done);
+        }
+        let resume = Resume {
+            waking: Waking::AsPaused,
+            lifetime: NewLifetime::After(None),
+            on_timeout: None,
+        };
+        let woken = self
+            .platform
+            .resume(sandbox, resume, self.actor(), Self::deadline())
+            .await;
+        match woken {
+            Ok(_) => Ok(Reply::Done),
+            Err(PlatformError::NotFound(_)) => Err(CallError::NotFound),
+            Err(PlatformError::AlreadySo { state, .. }) if seen(state) == Seen::Running => {
+                Ok(Reply::Done)
+            }
+            Err(
+                PlatformError::AlreadySo { .. }
+                | PlatformError::Busy { .. }
+                | PlatformError::Conflict { .. }
+                | PlatformError::Capacity { .. }
+                | PlatformError::NotSupported(_),
+            ) => Err(CallError::Refused),
+            Err(error) => {
+                tracing::warn!(%error, %sandbox, "a sandbox was not woken");
+                Err(CallError::NoAnswer)
+            }
         }
     }
 
@@ -235,6 +265,8 @@ impl LocalPlatform {
         };
         let deadline = Deadline::after(Instant::now(), PROBE_WAIT);
         let ask = async {
+            // Its processes may be frozen for want of use.
+            let _awake = self.routes.hold(&route).await.ok()?;
             let mut agent = self.routes.dial(&route, AGENT_PORT, deadline).await.ok()?;
             let request = b"GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n";
             agent.write_all(request).await.ok()?;
@@ -341,7 +373,7 @@ impl GovernorPlatform for LocalPlatform {
             Call::List => Ok(Reply::Listing(self.listing())),
             Call::Ask(sandbox) => Ok(Reply::State(seen(self.alive(&sandbox)?.state))),
             Call::Kill(sandbox, generation) => self.kill(&sandbox, generation).await,
-            Call::Wake(sandbox, generation) => self.wake(&sandbox, generation),
+            Call::Wake(sandbox, generation) => self.wake(&sandbox, generation).await,
             Call::Probe(sandbox) => self.probe(&sandbox).await,
             Call::WriteFiles(..)
             | Call::Launch(..)

@@ -9,13 +9,15 @@ use sandhold_books::{KeptBooks, SqliteBooks};
 use sandhold_governor::rules::Rules;
 use sandhold_governor_driver::{Governor, GovernorParts, LocalPlatform};
 use sandhold_platform::{
-    ActivityKind, DialError, Platform, PlatformError, Route, RouteLookup, Routes,
+    ActivityKind, DialError, Hold, Holds, Platform, PlatformError, Route, RouteLookup, Routes,
+    StateChange, WakeError,
 };
 use sandhold_types::{Deadline, SandboxId, SeededEntropy};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::broadcast,
 };
 
 use crate::common::{Answer, Api, platform::MemoryPlatform};
@@ -25,6 +27,8 @@ use crate::common::{Answer, Api, platform::MemoryPlatform};
 struct WellAgents {
     platform: Arc<MemoryPlatform>,
     address: std::net::SocketAddr,
+    holds: Arc<Holds>,
+    changes: broadcast::Sender<StateChange>,
 }
 
 impl WellAgents {
@@ -41,7 +45,12 @@ impl WellAgents {
                 });
             }
         });
-        Self { platform, address }
+        Self {
+            platform,
+            address,
+            holds: Arc::default(),
+            changes: broadcast::Sender::new(1),
+        }
     }
 }
 
@@ -56,6 +65,22 @@ impl Routes for WellAgents {
 
     fn live(&self) -> Vec<Route> {
         Vec::new()
+    }
+
+    async fn wake(&self, _: &SandboxId, _: Deadline) -> Result<Route, WakeError> {
+        Err(WakeError::NotAllowed)
+    }
+
+    fn try_hold(&self, _: &Route) -> Option<Hold> {
+        Some(self.holds.hold())
+    }
+
+    async fn hold(&self, _: &Route) -> Result<Hold, DialError> {
+        Ok(self.holds.hold())
+    }
+
+    fn changes(&self) -> broadcast::Receiver<StateChange> {
+        self.changes.subscribe()
     }
 
     async fn dial(&self, _: &Route, _: u16, _: Deadline) -> Result<TcpStream, DialError> {

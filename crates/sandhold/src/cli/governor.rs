@@ -117,27 +117,39 @@ pub(crate) enum Gc {
     },
 }
 
+impl Lease {
+    fn options(&self) -> &Options {
+        let (Self::Take { options, .. }
+        | Self::Beat { options, .. }
+        | Self::Release { options, .. }
+        | Self::List { options }) = self;
+        options
+    }
+}
+
+impl Gc {
+    fn options(&self) -> &Options {
+        let (Self::Plan { options } | Self::Run { options } | Self::Alarms { options }) = self;
+        options
+    }
+}
+
 pub(crate) async fn why(command: &Why) -> anyhow::Result<ExitCode> {
     explain(command, &mut Output::standard(command.options.json)).await?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) async fn lease(command: &Lease) -> anyhow::Result<ExitCode> {
-    let (Lease::Take { options, .. }
-    | Lease::Beat { options, .. }
-    | Lease::Release { options, .. }
-    | Lease::List { options }) = command;
-    execute_lease(command, options, &mut Output::standard(options.json)).await?;
+    execute_lease(command, &mut Output::standard(command.options().json)).await?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) async fn gc(command: &Gc) -> anyhow::Result<ExitCode> {
-    let (Gc::Plan { options } | Gc::Run { options } | Gc::Alarms { options }) = command;
-    execute_gc(command, options, &mut Output::standard(options.json)).await?;
+    execute_gc(command, &mut Output::standard(command.options().json)).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn explain(command: &Why, output: &mut Output) -> anyhow::Result<()> {
+pub(crate) async fn explain(command: &Why, output: &mut Output) -> anyhow::Result<()> {
     let server = Server::from_options(&command.options)?;
     let path = format!("/v1/sandboxes/{}/verdict", segment(&command.id));
     let verdict = server.call(Method::GET, &path, None).await?;
@@ -148,12 +160,8 @@ async fn explain(command: &Why, output: &mut Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn execute_lease(
-    command: &Lease,
-    options: &Options,
-    output: &mut Output,
-) -> anyhow::Result<()> {
-    let server = Server::from_options(options)?;
+pub(crate) async fn execute_lease(command: &Lease, output: &mut Output) -> anyhow::Result<()> {
+    let server = Server::from_options(command.options())?;
     let post = async |path, body: Value| server.call(Method::POST, path, Some(&body)).await;
     match command {
         Lease::Take {
@@ -239,8 +247,8 @@ fn granted(lease: &Value, output: &mut Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn execute_gc(command: &Gc, options: &Options, output: &mut Output) -> anyhow::Result<()> {
-    let server = Server::from_options(options)?;
+pub(crate) async fn execute_gc(command: &Gc, output: &mut Output) -> anyhow::Result<()> {
+    let server = Server::from_options(command.options())?;
     let (method, path) = match command {
         Gc::Plan { .. } => (Method::GET, "/v1/reclaimer/plan"),
         Gc::Run { .. } => (Method::POST, "/v1/reclaimer/rounds"),

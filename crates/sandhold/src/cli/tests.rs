@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use super::{
     Command,
     connect::enveloped,
-    exec, files, key,
+    exec, files, governor, key,
     output::{Form, Output},
     run_code, sandbox, template,
 };
@@ -198,6 +198,9 @@ async fn ran_with_input(command: &Command, form: Form, input: &[&'static str]) -
         }
         Command::Sandbox(command) => sandbox::execute(command, &mut output).await,
         Command::Key(command) => done(key::execute(command, &mut output).await),
+        Command::Why(command) => done(governor::explain(command, &mut output).await),
+        Command::Lease(command) => done(governor::execute_lease(command, &mut output).await),
+        Command::Gc(command) => done(governor::execute_gc(command, &mut output).await),
         Command::Template(command) => done(template::execute(command, &mut output).await),
     };
     Ran {
@@ -544,4 +547,51 @@ async fn a_new_key_is_printed_alone() {
     .await;
     assert_eq!(made.out, "e2b_new\n");
     assert!(made.err.contains("not shown again"));
+}
+
+#[tokio::test]
+async fn a_lease_is_asked_for_as_the_server_reads_it() {
+    let lease = json!({
+        "sandbox_id": ID, "lease_id": "l", "fence": 7, "reused": false, "expires_at": "later",
+    });
+    let fake = Fake::start(move |_| (201, text(&lease))).await;
+    let command = [
+        "lease", "take", "owner", "--lease", "l", "--ttl", "600", "--env", "prod",
+    ];
+    let taken = ran(&fake.command(&command), Form::Plain).await;
+    assert_eq!(taken.out, format!("{ID}\n"), "only the result");
+    assert!(taken.err.contains("fence 7"), "{}", taken.err);
+    let seen = fake.seen("/v1/leases").remove(0).json();
+    assert_eq!(seen["owner_id"], "owner");
+    assert_eq!(
+        (&seen["lease_id"], &seen["ttl_s"]),
+        (&json!("l"), &json!(600))
+    );
+    assert_eq!(
+        (&seen["env"], &seen["namespace"]),
+        (&json!("prod"), &Value::Null)
+    );
+}
+
+#[tokio::test]
+async fn why_prints_what_the_server_says_and_a_plan_its_rows() {
+    let fake = Fake::start(|seen| {
+        let answer = if seen.path.ends_with("/verdict") {
+            json!({ "colour": "black", "text": "it is black\n" })
+        } else {
+            json!({
+                "work": [{ "action": "remove", "sandbox_id": ID, "because": "it is white" }],
+                "alarms": [{ "kind": "settling", "message": "wait" }],
+            })
+        };
+        (200, text(&answer))
+    })
+    .await;
+    let why = ran(&fake.command(&["why", ID]), Form::Plain).await;
+    assert_eq!(why.out, "it is black\n");
+    let plan = ran(&fake.command(&["gc", "plan"]), Form::Plain).await;
+    assert_eq!(plan.out, format!("remove\t{ID}\tit is white\n"));
+    assert!(plan.err.contains("settling: wait"));
+    let alarms = ran(&fake.command(&["gc", "alarms"]), Form::Plain).await;
+    assert_eq!(alarms.out, "settling: wait\n");
 }
