@@ -20,7 +20,7 @@ const KEY_NAME: &str = "governor";
 /// Options of the governor.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Governor")]
-pub(crate) struct Args {
+pub(crate) struct GovernorArgs {
     /// Keep the governor's books on this Redis (redis://host:port/db) instead of in the data
     /// directory.
     #[arg(long, env = "SANDHOLD_REDIS")]
@@ -49,7 +49,7 @@ fn sped_up(speed: u32) -> Settings {
 }
 
 async fn open_books(
-    args: &Args,
+    args: &GovernorArgs,
     rules: &Rules,
     root: &Path,
     tag: &str,
@@ -75,7 +75,7 @@ async fn open_books(
 /// # Errors
 /// The books cannot be opened, or the numbers do not fit together.
 pub(crate) async fn start(
-    args: &Args,
+    args: &GovernorArgs,
     root: &Path,
     tag: &str,
     node: Arc<Node>,

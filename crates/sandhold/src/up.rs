@@ -54,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, env = "SANDHOLD_DOZE_AFTER_MS", default_value_t = DOZE_AFTER_MS)]
     doze_after_ms: u64,
     #[command(flatten)]
-    governor: governor::Args,
+    governor: governor::GovernorArgs,
     /// Log as JSON lines.
     #[arg(long)]
     log_json: bool,

@@ -59,18 +59,22 @@ pub(crate) async fn take(
         Some(lease) => lease,
         None => governor.new_lease().ok_or(ApiError::Panicked)?,
     };
-    if holder.bucket == own_bucket(&caller) {
-        governor.ensure_bucket(&holder.bucket).await?;
-    }
-    let outcome = governor
-        .acquire(
+    let ask = || {
+        governor.acquire(
             holder.bucket.clone(),
-            holder.owner,
+            holder.owner.clone(),
             lease.clone(),
             template.id.clone(),
             ttl,
         )
-        .await;
+    };
+    let mut outcome = ask().await;
+    let is_own = holder.bucket == own_bucket(&caller);
+    if is_own && outcome == Outcome::Unavailable("unknown bucket") {
+        // The first use of a key sets its bucket to the default of its env.
+        governor.ensure_bucket(&holder.bucket).await?;
+        outcome = ask().await;
+    }
     match outcome {
         Outcome::Leased { grant, reused } => {
             let status = match reused {
