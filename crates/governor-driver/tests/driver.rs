@@ -120,7 +120,7 @@ impl Platform for Played {
                 let state = self.state();
                 let of_ours = state.sandboxes.get(&sandbox).map(|listed| listed.seen);
                 let direct = state.direct.iter().any(|direct| direct.sandbox == sandbox);
-                let seen = of_ours.or(direct.then_some(Seen::Running));
+                let seen = of_ours.or_else(|| direct.then_some(Seen::Running));
                 seen.map(Reply::State).ok_or(CallError::NotFound)
             }
             Call::Kill(sandbox, _) => self.kill(&sandbox).await,
