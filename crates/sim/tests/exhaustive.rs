@@ -13,7 +13,7 @@ use sandhold_governor::{
     colour::{self, Retention, Seen},
     ids::{Bucket, LeaseId, SlotId},
     record::Ground,
-    rules::{Rule, Rules},
+    rules::Rules,
 };
 use sandhold_types::{Generation, SandboxId, Timestamp};
 use stateright::{Checker, Model, Property};
@@ -456,18 +456,4 @@ fn no_order_of_events_breaks_the_protocol() {
     );
     assert!(checker.is_done());
     checker.assert_properties();
-}
-
-#[test]
-fn some_order_breaks_it_without_its_rules() {
-    for rule in [
-        Rule::ReleaseMatches,
-        Rule::SealedStaysSealed,
-        Rule::RootsAgain,
-        Rule::SlotUntilGone,
-    ] {
-        let checker = explored(Rules::default().without(rule));
-        let found = checker.discovery("nothing that must not happen");
-        assert!(found.is_some(), "{rule:?} is not needed in this world");
-    }
 }
