@@ -4,8 +4,8 @@ use std::{fs, sync::Arc};
 
 use async_trait::async_trait;
 use sandhold_platform::{
-    CreateSandbox, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Pause, Platform,
-    PlatformError, Resume, SandboxView, TemplateStamp, TimeRange, Woken,
+    CreateSandbox, Dozes, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Pause,
+    Platform, PlatformError, Resume, SandboxView, TemplateStamp, TimeRange, Woken,
 };
 use sandhold_types::{Actor, Deadline, Incarnation, SandboxId, Token};
 use tokio::sync::oneshot;
@@ -80,6 +80,19 @@ impl Platform for Node {
             .collect();
         views.sort_by(|a, b| (a.started_at, &a.id).cmp(&(b.started_at, &b.id)));
         views
+    }
+
+    fn dozes(&self) -> Dozes {
+        let entries = self.registry().entries();
+        let counts = &self.dependencies().dozes;
+        Dozes {
+            now: entries
+                .iter()
+                .filter(|entry| entry.doze.is_frozen())
+                .count(),
+            dozed_total: counts.dozed(),
+            thawed_total: counts.thawed(),
+        }
     }
 
     fn get(&self, id: &SandboxId) -> Option<Arc<SandboxView>> {

@@ -27,7 +27,7 @@ pub use routes::{
     ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, StateChange, WakeError,
 };
 pub use sandbox::{
-    AUTO_RESUME_MIN_MS, AutoResume, BusyWith, CreateSandbox, Egress, Ended, GuestHealth,
+    AUTO_RESUME_MIN_MS, AutoResume, BusyWith, CreateSandbox, Dozes, Egress, Ended, GuestHealth,
     HistoryEvent, IpBlock, LifetimeChange, LogLine, MetricSample, NewLifetime, Owner, Pause,
     PauseKeeps, PublicTraffic, Resume, SandboxView, Sleep, TemplateStamp, TimeRange, Waking, Woken,
 };
@@ -52,6 +52,11 @@ pub trait Platform: Send + Sync + std::fmt::Debug {
 
     /// Every sandbox that is alive (not killed), oldest first.
     fn list(&self) -> Vec<Arc<SandboxView>>;
+
+    /// How many sandboxes doze, and how often they do. None on a platform whose sandboxes never do.
+    fn dozes(&self) -> Dozes {
+        Dozes::default()
+    }
 
     /// One sandbox, alive or recently ended ([`SandboxView::ended`] tells).
     fn get(&self, id: &SandboxId) -> Option<Arc<SandboxView>>;

@@ -226,6 +226,17 @@ pub enum LifetimeChange {
     OnTimeout(OnTimeout),
 }
 
+/// The invisible sleep of sandboxes that nobody uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Dozes {
+    /// Sandboxes that doze now.
+    pub now: usize,
+    /// How often one dozed off since the start.
+    pub dozed_total: u64,
+    /// How often one was thawed because somebody needed it.
+    pub thawed_total: u64,
+}
+
 /// Whether the guest has to answer before it is put to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuestHealth {

@@ -7,6 +7,7 @@ pub(crate) mod keys;
 mod lifetime;
 pub(crate) mod observe;
 mod sandboxes;
+mod statistics;
 mod templates;
 mod unsupported;
 
@@ -34,6 +35,7 @@ pub fn router(state: ApiState) -> Router {
         .merge(governor::routes())
         .merge(unsupported::routes())
         .route("/health", get(health))
+        .route("/metrics", get(statistics::metrics))
         .route("/v1/openapi.json", get(openapi::document))
         .fallback(async || ApiError::RouteNotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
