@@ -9,7 +9,7 @@
 
 use std::path::PathBuf;
 
-use sandhold_engine::{LaunchSpec, Origin};
+use sandhold_engine::{EngineError, LaunchSpec, Origin};
 use sandhold_images::Build;
 use sandhold_platform::PlatformError;
 use sandhold_types::{Actor, Deadline, SandboxState, Token};
@@ -36,6 +36,7 @@ pub(crate) async fn make(
 ) -> Result<(), PlatformError> {
     dependencies.persist(record, Durability::Process).await?;
     dependencies.faults.reach("create.recorded");
+    let from_blank = blank.is_some();
     let namespace = network(dependencies, record, blank).await?;
     dependencies.faults.reach("create.network");
     let (origin, token, warm) = origin(dependencies, build);
@@ -48,14 +49,11 @@ pub(crate) async fn make(
         resources: record.resources,
         hostname: record.id.to_string(),
     };
-    dependencies
-        .engine
-        .launch(&spec, deadline)
-        .await
-        .map_err(|source| PlatformError::Engine {
-            step: "starting it",
-            source: source.into(),
-        })?;
+    let launched = launch(dependencies, &spec, from_blank, deadline).await;
+    launched.map_err(|source| PlatformError::Engine {
+        step: "starting it",
+        source: source.into(),
+    })?;
     dependencies.faults.reach("create.launched");
     introduce(dependencies, record, &token, deadline).await?;
     dependencies.faults.reach("create.introduced");
@@ -76,6 +74,26 @@ pub(crate) async fn make(
     dependencies.persist(record, Durability::Synced).await?;
     dependencies.faults.reach("create.running");
     Ok(())
+}
+
+/// Starts it. A blank has waited for minutes, and its processes may have died meanwhile; then it
+/// is cleared away and the sandbox started as if there had been none. That is one further try, and
+/// only for what was prepared: a start from nothing that fails has failed.
+async fn launch(
+    dependencies: &Dependencies,
+    spec: &LaunchSpec,
+    from_blank: bool,
+    deadline: Deadline,
+) -> Result<(), EngineError> {
+    let launched = dependencies.engine.launch(spec, deadline).await;
+    match launched {
+        Err(error) if from_blank && !matches!(error, EngineError::Deadline { .. }) => {
+            tracing::warn!(instance = %spec.instance.id, error = ?error, "a blank was of no use");
+            dependencies.engine.remove(&spec.instance, deadline).await?;
+            dependencies.engine.launch(spec, deadline).await
+        }
+        other => other,
+    }
 }
 
 /// The namespace of the sandbox's network: the one that its blank came with, or a new one.

@@ -362,12 +362,17 @@ pub(crate) async fn blocking(
     step: &'static str,
     work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
 ) -> Result<(), PlatformError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let done = done
-        .map_err(std::io::Error::other)
-        .and_then(|result| result);
+    let done = off_thread(work).await;
     done.map_err(|source| PlatformError::Node {
         step,
         source: source.into(),
     })
+}
+
+/// The same with the bare error.
+pub(crate) async fn off_thread(
+    work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+) -> std::io::Result<()> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(std::io::Error::other)?
 }

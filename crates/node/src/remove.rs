@@ -13,7 +13,11 @@ use sandhold_engine::{EngineError, InstanceStatus};
 use sandhold_network::NetworkError;
 use sandhold_types::{Deadline, Incarnation, SandboxId};
 
-use crate::{layout::Durability, node::Dependencies, record::Record};
+use crate::{
+    layout::Durability,
+    node::{Dependencies, off_thread},
+    record::Record,
+};
 
 /// Which step of a removal failed.
 #[derive(Debug, thiserror::Error)]
@@ -106,9 +110,6 @@ async fn files(
     step: &'static str,
     work: impl FnOnce() -> io::Result<()> + Send + 'static,
 ) -> Result<(), RemoveError> {
-    let done = tokio::task::spawn_blocking(work)
-        .await
-        .map_err(io::Error::other);
-    done.and_then(|result| result)
-        .map_err(|source| RemoveError::Files { step, source })
+    let done = off_thread(work).await;
+    done.map_err(|source| RemoveError::Files { step, source })
 }

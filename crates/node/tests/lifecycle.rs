@@ -377,6 +377,33 @@ async fn blanks_are_made_after_a_create_used_by_the_next_and_gone_after_the_stop
     assert!(machine.is_clean().await);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_blank_whose_processes_died_costs_its_create_nothing_but_time() {
+    use sandhold_network::Network;
+    for (blanks, works) in [(1, true), (0, false)] {
+        let mut machine = Machine::new();
+        machine.config.blanks_per_template = blanks;
+        let node = machine.start().await;
+        create(&node).await.unwrap();
+        eventually("a blank is there", async || {
+            machine.network.list().await.unwrap().len() == 1 + blanks
+        })
+        .await;
+        machine.engine.plan(Operation::Launch, 1, Fault::Error);
+        assert_eq!(create(&node).await.is_ok(), works, "{blanks} blanks");
+        // What is tried again is tried once.
+        eventually("another blank is there", async || {
+            let made = node.list().len();
+            machine.network.list().await.unwrap().len() == made + blanks
+        })
+        .await;
+        machine.engine.plan(Operation::Launch, 1, Fault::Error);
+        machine.engine.plan(Operation::Launch, 2, Fault::Error);
+        assert!(create(&node).await.is_err(), "{blanks} blanks");
+        stop(node).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_answered_kill_has_freed_the_place() {
     // BC-081: as many workers as places, so one that is given back late refuses somebody.
