@@ -316,6 +316,16 @@ impl Cold {
 
 impl Drop for Cold {
     fn drop(&mut self) {
+        // A figure that failed leaves its sandbox behind.
+        self.runtime.block_on(async {
+            let deadline = Deadline::after(Instant::now(), BUDGET);
+            for id in self.engine.list().await.unwrap_or_default() {
+                let directory = self.scratch.join(id.sandbox.as_str());
+                let instance = InstanceRef { id, directory };
+                let _ = self.engine.remove(&instance, deadline).await;
+                let _ = self.network.detach(&instance.id.sandbox).await;
+            }
+        });
         let _ = std::fs::remove_dir_all(&self.scratch);
     }
 }
