@@ -1,5 +1,6 @@
 """Commands through the SDK, and the field cases about streams and processes (A)."""
 
+import statistics
 import subprocess
 import sys
 import threading
@@ -368,7 +369,9 @@ def test_bc_029_setsid_beside_shared_signal_handlers_hangs_nobody(sandbox):
         assert sandbox.commands.run("echo alive", timeout=10).stdout == "alive\n"
         waits.append(time.monotonic() - started)
     assert loop.wait().stdout == "survived 200\n"
-    assert len(waits) >= 3 and max(waits) < 1, waits
+    # A hang has no end. Single commands take longer than a second when the tests beside this one
+    # have the processors, which says nothing about the sandbox.
+    assert len(waits) >= 3 and statistics.median(waits) < 1 and max(waits) < 5, waits
 
 
 NEW_PROCESSES = """
