@@ -37,7 +37,8 @@ use hyper::{body::Incoming, client::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use sandhold_gateway::{Gateway, GatewayConfig, serve};
 use sandhold_platform::{
-    ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, StateChange, WakeError,
+    ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, SandboxView, StateChange,
+    WakeError,
 };
 use sandhold_types::{Deadline, SandboxId, SystemClock};
 use tokio::{
@@ -126,8 +127,8 @@ impl Routes for OneSandbox {
         RouteLookup::Live(self.route.clone())
     }
 
-    fn live(&self) -> Vec<Route> {
-        vec![self.route.clone()]
+    fn reachable(&self) -> Vec<Arc<SandboxView>> {
+        vec![Arc::clone(&self.route.sandbox)]
     }
 
     async fn wake(&self, id: &SandboxId, _: Deadline) -> Result<Route, WakeError> {

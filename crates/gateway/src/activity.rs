@@ -2,7 +2,8 @@
 //!
 //! One [`Usage`] accompanies a request from its head to the last byte of its answer. It tells
 //! [`Routes`] about moving bytes at most once per [`TOUCH_INTERVAL`] (R-L5), and says when neither
-//! side has sent anything for the idle timeout. It holds no timer unless somebody waits on it.
+//! side has sent anything for the idle timeout. It holds no timer unless somebody waits on it. As
+//! long as it lives, the sandbox does not doze off.
 
 use std::{
     sync::{
@@ -12,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use sandhold_platform::{ActivityKind, Routes};
+use sandhold_platform::{ActivityKind, Hold, Routes};
 use sandhold_types::SandboxId;
 use tokio::time::Instant;
 
@@ -32,6 +33,8 @@ pub(crate) struct Usage {
     progress_ms: AtomicU64,
     touched_ms: AtomicU64,
     upload_complete: AtomicBool,
+    /// Keeps the sandbox from dozing off meanwhile.
+    _hold: Hold,
 }
 
 impl Usage {
@@ -39,6 +42,7 @@ impl Usage {
     pub(crate) fn begin(
         routes: Arc<dyn Routes>,
         sandbox: SandboxId,
+        hold: Hold,
         idle_timeout: Duration,
     ) -> Arc<Self> {
         routes.touch(&sandbox, ActivityKind::Request);
@@ -50,6 +54,7 @@ impl Usage {
             progress_ms: AtomicU64::new(0),
             touched_ms: AtomicU64::new(0),
             upload_complete: AtomicBool::new(false),
+            _hold: hold,
         })
     }
 

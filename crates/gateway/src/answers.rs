@@ -48,6 +48,14 @@ pub(crate) enum Failure {
     Ended(SandboxId, EndReason),
     /// It exists and takes no requests.
     NotLive(SandboxId, SandboxState),
+    /// It was put to sleep while it worked on the request.
+    PutToSleep(SandboxId),
+    /// It did not come to run in time.
+    Late(SandboxId, SandboxState),
+    /// It could not be woken, and sleeps on; why, and when to try again.
+    WakeFailed(SandboxId, ErrorCode, Duration),
+    /// Whoever may not use it may not wake it either.
+    MayNotWake(SandboxId),
     /// Nobody listens.
     PortClosed(SandboxId, u16),
     /// A server took the connection and closed it without an answer.
@@ -87,14 +95,18 @@ impl Failure {
             Self::Refused(Refusal::ControlPath) => ErrorCode::RouteNotFound,
             Self::Refused(_) => ErrorCode::InvalidRequest,
             Self::Ended(..) => ErrorCode::SandboxEnded,
-            Self::NotLive(_, state) if comes_back(*state) => ErrorCode::Conflict,
+            Self::PutToSleep(_) => ErrorCode::Conflict,
             Self::NotLive(..) => ErrorCode::SandboxNotRunning,
+            Self::Late(..) => ErrorCode::Busy,
+            Self::WakeFailed(_, code, _) => *code,
             Self::PortClosed(..) => ErrorCode::PortClosed,
             Self::ConnectionClosed(..) | Self::NotHttp(..) => ErrorCode::PortConnectionClosed,
             Self::NoAnswer(..) => ErrorCode::PortNoAnswer,
             Self::NoSocket(_) | Self::GatewayFull => ErrorCode::CapacityExceeded,
             Self::TokenMissing(_) | Self::TokenWrong(_) => ErrorCode::TrafficTokenRequired,
-            Self::SignatureUnknown | Self::SignatureExpired => ErrorCode::Unauthenticated,
+            Self::SignatureUnknown | Self::SignatureExpired | Self::MayNotWake(_) => {
+                ErrorCode::Unauthenticated
+            }
             Self::TooManyRequests(..) | Self::TooManyWaiting(..) => ErrorCode::TooManyRequests,
             Self::HeadTooLarge(_) => ErrorCode::HeadTooLarge,
             Self::NotCarried(_) => ErrorCode::NotSupported,
@@ -112,6 +124,10 @@ impl Failure {
             Self::Unknown(id)
             | Self::Ended(id, _)
             | Self::NotLive(id, _)
+            | Self::PutToSleep(id)
+            | Self::Late(id, _)
+            | Self::WakeFailed(id, ..)
+            | Self::MayNotWake(id)
             | Self::PortClosed(id, _)
             | Self::ConnectionClosed(id, _)
             | Self::NoAnswer(id, ..)
@@ -142,9 +158,19 @@ impl Failure {
             Self::Ended(_, reason) => {
                 format!("{NOT_FOUND}: it has ended because {}", told(reason))
             }
-            Self::NotLive(_, state) if comes_back(*state) => {
-                format!("The sandbox is {state}; try again shortly")
+            Self::PutToSleep(_) => {
+                "The sandbox was put to sleep before it had answered; try again".to_owned()
             }
+            Self::Late(_, state) => format!("The sandbox is still {state}; try again shortly"),
+            Self::WakeFailed(_, code, _) => {
+                format!(
+                    "The sandbox could not be woken ({}); it sleeps on",
+                    code.as_str()
+                )
+            }
+            Self::MayNotWake(_) => "The sandbox sleeps, and is woken only by a request with its \
+                access token"
+                .to_owned(),
             Self::NotLive(_, state) => format!("{NOT_FOUND}: it is {state}"),
             Self::PortClosed(..) => "The sandbox is running but port is not open".to_owned(),
             Self::ConnectionClosed(_, port) => format!(
@@ -170,7 +196,7 @@ impl Failure {
                 format!("The sandbox has {limit} requests and connections open, its limit")
             }
             Self::TooManyWaiting(_, limit) => {
-                format!("{limit} requests already wait for a connection to the sandbox")
+                format!("{limit} requests already wait for the sandbox")
             }
             Self::GatewayFull => "The gateway has as many requests open as it may".to_owned(),
             Self::HeadTooLarge(limit) => {
@@ -189,11 +215,17 @@ impl Failure {
     }
 
     fn retry_after_s(&self) -> Option<u32> {
-        matches!(
-            self.code(),
-            ErrorCode::Conflict | ErrorCode::CapacityExceeded | ErrorCode::TooManyRequests
-        )
-        .then_some(1)
+        if let Self::WakeFailed(_, _, retry_after) = self {
+            let seconds = retry_after.as_millis().div_ceil(1000).max(1);
+            return u32::try_from(seconds).ok();
+        }
+        match self.code() {
+            ErrorCode::Conflict | ErrorCode::CapacityExceeded | ErrorCode::TooManyRequests => {
+                Some(1)
+            }
+            ErrorCode::Busy => Some(2),
+            _ => None,
+        }
     }
 }
 
@@ -275,12 +307,6 @@ fn escaped(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// Whether it is worth trying again. One that is being removed is as good as gone already: no
-/// state leads back from there, and clients take anything but "not found" for a fault.
-fn comes_back(state: SandboxState) -> bool {
-    state.is_transient() && state != SandboxState::Killing
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,8 +324,12 @@ mod tests {
             Failure::Unknown(id()),
             Failure::Ended(id(), EndReason::Killed { by }),
             Failure::NotLive(id(), SandboxState::Paused),
-            Failure::NotLive(id(), SandboxState::Pausing),
             Failure::NotLive(id(), SandboxState::Killing),
+            Failure::PutToSleep(id()),
+            Failure::Late(id(), SandboxState::Resuming),
+            Failure::WakeFailed(id(), ErrorCode::CapacityExceeded, Duration::from_secs(5)),
+            Failure::WakeFailed(id(), ErrorCode::EngineFailed, Duration::from_millis(100)),
+            Failure::MayNotWake(id()),
             Failure::PortClosed(id(), 80),
             Failure::ConnectionClosed(id(), 80),
             Failure::NoAnswer(id(), 80, Duration::from_secs(3)),
@@ -355,6 +385,22 @@ mod tests {
         let detail = "/var/lib/secret".to_owned();
         assert!(!ended(EndReason::EngineFailed { detail }).contains("secret"));
         assert!(!every_failure()[1].message().contains("secretkey"));
+    }
+
+    #[test]
+    fn who_waited_in_vain_is_told_when_to_come_back() {
+        // R-L7
+        let seconds = |failure: &Failure| failure.retry_after_s();
+        for failure in every_failure() {
+            let waited = matches!(
+                failure,
+                Failure::Late(..) | Failure::WakeFailed(..) | Failure::TooManyWaiting(..)
+            );
+            assert!(!waited || seconds(&failure) >= Some(1), "{failure:?}");
+        }
+        let refused =
+            Failure::WakeFailed(id(), ErrorCode::CapacityExceeded, Duration::from_secs(5));
+        assert_eq!(seconds(&refused), Some(5));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! per request is a few buffers whatever is sent (BC-011, BC-013, BC-059). Trailers are frames too.
 
 use std::{
+    future::Future,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -18,6 +19,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::{activity::Usage, metered::Meter, pool::Lease, serve::UnderWay};
 
@@ -27,6 +29,10 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[error("neither side sent anything for too long")]
 struct WentIdle;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the sandbox was put to sleep or ended")]
+struct Cut;
 
 /// What a client sends, on its way into a sandbox.
 #[derive(Debug)]
@@ -122,6 +128,8 @@ struct Relayed {
     lease: Option<Lease>,
     /// Made when the sandbox first keeps us waiting.
     idle: Option<Pin<Box<Sleep>>>,
+    /// Likewise.
+    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 impl From<Source> for ReplyBody {
@@ -158,6 +166,7 @@ impl ReplyBody {
             usage,
             lease: Some(lease),
             idle: None,
+            cut: None,
         };
         if relayed.incoming.is_end_stream() {
             relayed.finish();
@@ -194,7 +203,12 @@ impl Relayed {
                 self.finish();
                 Poll::Ready(None)
             }
-            Poll::Pending => self.poll_idle(cx).map(|()| Some(Err(WentIdle.into()))),
+            Poll::Pending => {
+                if self.poll_cut(cx).is_ready() {
+                    return Poll::Ready(Some(Err(Cut.into())));
+                }
+                self.poll_idle(cx).map(|()| Some(Err(WentIdle.into())))
+            }
         }
     }
 
@@ -211,6 +225,18 @@ impl Relayed {
                 .poll(cx, |cx| Pin::new(&mut *incoming).poll_frame(cx)),
             None => Pin::new(incoming).poll_frame(cx),
         }
+    }
+
+    /// Ready when the life of the sandbox is over from which the answer comes.
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(lease) = &mut self.lease else {
+            return Poll::Pending;
+        };
+        let cut = self.cut.get_or_insert_with(|| {
+            let life = lease.connection().life().clone();
+            Box::pin(life.cancelled_owned())
+        });
+        cut.as_mut().poll(cx)
     }
 
     /// Ready when nothing has moved for too long.

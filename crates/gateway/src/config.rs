@@ -24,6 +24,8 @@ pub struct GatewayConfig {
     pub idle_timeout: Duration,
     /// How long a connection to a port may take.
     pub dial_timeout: Duration,
+    /// How long a request may wait for a sandbox that has to be woken first.
+    pub wake_timeout: Duration,
     /// Requests, streams and upgraded connections of one sandbox at once; past it 429.
     pub requests_per_sandbox_max: usize,
     /// The same of all sandboxes; past it 503.
@@ -61,6 +63,7 @@ impl Default for GatewayConfig {
             forwarded_trust: ForwardedTrust::default(),
             idle_timeout: Duration::from_secs(640),
             dial_timeout: Duration::from_secs(10),
+            wake_timeout: Duration::from_secs(30),
             requests_per_sandbox_max: 1024,
             requests_max: 8192,
             dials_per_sandbox_max: 64,

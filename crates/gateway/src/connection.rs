@@ -12,7 +12,9 @@
 //!
 //! Invariants: as long as a connection is `Inline`, whoever holds it polls it while waiting for it;
 //! when bytes may have to flow with nobody waiting (an upload that goes on under an answer, an
-//! upgraded connection), it is detached first. Dropping a connection closes its socket.
+//! upgraded connection), it is detached first. Dropping a connection closes its socket. When the
+//! life of the sandbox that it leads to is over, waiting on it ends: its other end is gone without
+//! having said so.
 
 use std::{
     future::{Future, poll_fn},
@@ -28,7 +30,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use sandhold_types::Incarnation;
 use tokio::net::TcpStream;
-use tokio_util::task::AbortOnDropHandle;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{body::UploadBody, gate::Gate};
 
@@ -59,6 +61,27 @@ pub(crate) struct Connection {
     driver: Driver,
     gate: Gate,
     endpoint: Endpoint,
+    life: CancellationToken,
+}
+
+/// Why there is no answer to a request.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    /// Nothing of it was sent; here it is again.
+    Unsent(Box<Request<UploadBody>>),
+    /// The connection failed.
+    Failed(hyper::Error),
+    /// The life of the sandbox ended meanwhile.
+    Cut,
+}
+
+impl From<TrySendError<Request<UploadBody>>> for SendError {
+    fn from(mut error: TrySendError<Request<UploadBody>>) -> Self {
+        match error.take_message() {
+            Some(request) => Self::Unsent(Box::new(request)),
+            None => Self::Failed(error.into_error()),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -100,8 +123,12 @@ impl Driver {
 }
 
 impl Connection {
-    /// Takes over a fresh socket.
-    pub(crate) async fn open(stream: TcpStream, endpoint: Endpoint) -> hyper::Result<Self> {
+    /// Takes over a fresh socket, until `life` ends.
+    pub(crate) async fn open(
+        stream: TcpStream,
+        endpoint: Endpoint,
+        life: CancellationToken,
+    ) -> hyper::Result<Self> {
         let io = TokioIo::new(stream);
         let (sender, driver) = match endpoint.wire {
             Wire::Http1 => {
@@ -135,6 +162,7 @@ impl Connection {
             driver,
             gate: Gate::new(),
             endpoint,
+            life,
         })
     }
 
@@ -142,24 +170,42 @@ impl Connection {
         self.endpoint
     }
 
+    /// What ends with the sandbox's present life.
+    pub(crate) fn life(&self) -> &CancellationToken {
+        &self.life
+    }
+
     /// Sends a request; if nothing of it was sent, the error gives it back.
     pub(crate) async fn send(
         &mut self,
         request: Request<UploadBody>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<UploadBody>>> {
-        match &mut self.sender {
-            Sender::Http1(sender) => {
-                let (driver, gate) = (&mut self.driver, &self.gate);
-                let mut answer = pin!(sender.try_send_request(request));
-                poll_fn(|cx| {
-                    gate.poll(cx, |cx| {
-                        driver.poll(cx);
-                        answer.as_mut().poll(cx)
+    ) -> Result<Response<Incoming>, SendError> {
+        let Self {
+            sender,
+            driver,
+            gate,
+            life,
+            ..
+        } = self;
+        let exchange = async {
+            match sender {
+                Sender::Http1(sender) => {
+                    let mut answer = pin!(sender.try_send_request(request));
+                    poll_fn(|cx| {
+                        gate.poll(cx, |cx| {
+                            driver.poll(cx);
+                            answer.as_mut().poll(cx)
+                        })
                     })
-                })
-                .await
+                    .await
+                }
+                Sender::Http2(sender) => sender.try_send_request(request).await,
             }
-            Sender::Http2(sender) => sender.try_send_request(request).await,
+        };
+        tokio::select! {
+            biased;
+            answered = exchange => answered.map_err(SendError::from),
+            () = life.cancelled() => Err(SendError::Cut),
         }
     }
 
@@ -197,6 +243,9 @@ impl Connection {
     /// Whether it can take a request now. Its last answer has been read to the end, so it can
     /// unless its server closed it.
     pub(crate) async fn is_usable(&mut self) -> bool {
+        if self.life.is_cancelled() {
+            return false;
+        }
         let driver = &mut self.driver;
         match &mut self.sender {
             Sender::Http1(sender) => {

@@ -1,21 +1,23 @@
 //! One request, from its head to its answer.
 //!
 //! ```text
-//!  target ─▶ route ─▶ token ─▶ permit ─▶ kept connection ──┬──▶ answer ─▶ relay / splice
-//!              │                            │ none, dead    │
-//!              ▼                            ▼               │
-//!           Failure                      dial ──────────────┘
+//!  target ─▶ find ─▶ token ─▶ permit ─┬─ runs ──────▶ hold ─▶ kept connection ──┬──▶ answer ─▶ relay / splice
+//!              │                       └─ asleep: wake ─┘          │ none, dead   │
+//!              ▼                             │                     ▼              │
+//!           Failure ◀────────────────────────┘                   dial ────────────┘
 //! ```
 //!
 //! Owns nothing but its configuration and the pool. Invariants:
 //! - A request is sent a second time only if no byte of it was sent, or if it is idempotent and has
 //!   no body (RFC 9110 9.2.2); and then on a fresh connection.
 //! - A connection is of the incarnation that the route was looked up for; if the sandbox has moved
-//!   on, the route is looked up once more.
+//!   on, the route is looked up again, and the sandbox woken if need be, before anything is sent.
+//! - The sandbox is held from before a connection is used until the answer has ended, so that it
+//!   does not doze off meanwhile.
 //! - When the sandbox fails to answer, the route is looked up again before blaming the server in
 //!   it: a sandbox that ended meanwhile is told as ended (R-L12).
 //!
-//! It never starts, stops or wakes a sandbox.
+//! It never starts, stops or wakes a sandbox; `finding` asks for that.
 
 use std::{
     net::SocketAddr,
@@ -27,7 +29,7 @@ use http::{
     uri::PathAndQuery,
 };
 use hyper::body::Incoming;
-use sandhold_platform::{DialError, PublicTraffic, Route, RouteLookup, Routes};
+use sandhold_platform::{Route, RouteLookup, Routes};
 use sandhold_types::{Clock, Deadline, SandboxId};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -36,20 +38,18 @@ use crate::{
     activity::Usage,
     answers::{Audience, Failure, answer},
     body::{ReplyBody, UploadBody},
+    changes::{Change, Changes},
     config::GatewayConfig,
-    connection::{Connection, Endpoint, Wire},
-    headers::{self, Passage, Presented},
+    connection::{Connection, Endpoint, SendError, Wire},
+    finding::{Finder, Found, ROUTE_ATTEMPTS_MAX, check_traffic_token, dial_failure},
+    headers::{self, Passage},
     pool::{Full, Permit, Pool},
-    signature::SignedFile,
     target::{self, AGENT_PORT, Target},
     upgrade::{self, Switch},
 };
 
 /// How many kept connections are tried before a fresh one is opened.
 const KEPT_ATTEMPTS_MAX: usize = 2;
-/// How often a route is looked up because the sandbox moved on under the request.
-const ROUTE_ATTEMPTS_MAX: usize = 2;
-
 /// Who connected; put into a request's extensions by whoever accepted the connection.
 #[derive(Debug, Clone)]
 pub struct ClientAddress {
@@ -84,8 +84,7 @@ pub struct Gateway {
 
 #[derive(Debug)]
 struct Inner {
-    routes: Arc<dyn Routes>,
-    clock: Arc<dyn Clock>,
+    finder: Finder,
     config: GatewayConfig,
     pool: Pool,
     /// Upgraded connections, which outlive their requests.
@@ -116,8 +115,12 @@ impl Gateway {
     pub fn new(routes: Arc<dyn Routes>, clock: Arc<dyn Clock>, config: GatewayConfig) -> Self {
         Self {
             inner: Arc::new(Inner {
-                routes,
-                clock,
+                finder: Finder {
+                    routes,
+                    clock,
+                    wake_timeout: config.wake_timeout,
+                    signature_candidates_max: config.signature_candidates_max,
+                },
                 pool: Pool::new(&config),
                 config,
                 tunnels: TaskTracker::new(),
@@ -148,7 +151,7 @@ impl Gateway {
         }
         let result = match target {
             Target::Port { sandbox, port } => self.inner.forward(sandbox, port, request).await,
-            Target::SignedFile(file) => match self.inner.owner_of(&file) {
+            Target::SignedFile(file) => match self.inner.finder.owner_of(&file) {
                 Ok(sandbox) => self.inner.forward(sandbox, AGENT_PORT, request).await,
                 Err(failure) => Err(failure),
             },
@@ -167,13 +170,26 @@ impl Gateway {
     /// Closes kept connections that are too old or of an earlier life; to be called about once a
     /// second. [`crate::serve`] does.
     pub fn sweep(&self) {
-        let routes = &self.inner.routes;
+        let routes = &self.inner.finder.routes;
         self.inner
             .pool
             .sweep(|sandbox| match routes.route(sandbox) {
                 RouteLookup::Live(route) => Some(route.incarnation()),
                 _ => None,
             });
+    }
+
+    /// State changes from now on.
+    pub(crate) fn changes(&self) -> Changes {
+        Changes::of(self.inner.finder.routes.as_ref())
+    }
+
+    /// Closes the connections of a life that is over. After missed changes all are looked over.
+    pub(crate) fn note(&self, change: Change) {
+        match change {
+            Change::Of(change) => self.inner.pool.note(&change),
+            Change::Many => self.sweep(),
+        }
     }
 
     /// Requests under way, and kept connections that none of them uses.
@@ -197,45 +213,28 @@ impl Gateway {
 }
 
 impl Inner {
-    /// The live sandbox whose token made the signature.
-    fn owner_of(&self, file: &SignedFile) -> Result<SandboxId, Failure> {
-        if !file.is_well_formed() {
-            return Err(Failure::SignatureUnknown);
-        }
-        if file.is_expired(self.clock.now()) {
-            return Err(Failure::SignatureExpired);
-        }
-        self.routes
-            .live()
-            .into_iter()
-            .take(self.config.signature_candidates_max)
-            .find(|route| file.is_signed_by(&route.sandbox.access_token))
-            .map(|route| route.sandbox.id.clone())
-            .ok_or(Failure::SignatureUnknown)
-    }
-
-    fn live(&self, sandbox: &SandboxId) -> Result<Route, Failure> {
-        match self.routes.route(sandbox) {
-            RouteLookup::Live(route) => Ok(route),
-            RouteLookup::NotLive(state) => Err(Failure::NotLive(sandbox.clone(), state)),
-            RouteLookup::Ended(reason) => Err(Failure::Ended(sandbox.clone(), reason)),
-            RouteLookup::Unknown => Err(Failure::Unknown(sandbox.clone())),
-        }
-    }
-
     async fn forward(
         &self,
         sandbox: SandboxId,
         port: u16,
-        request: Request<Incoming>,
+        mut request: Request<Incoming>,
     ) -> Result<Response<ReplyBody>, Failure> {
-        let route = self.live(&sandbox)?;
-        check_traffic_token(&route, port, &request)?;
+        let found = self.finder.find(&sandbox)?;
+        check_traffic_token(found.sandbox(), port, &request)?;
         let permit = self
             .pool
             .admit(&sandbox)
             .map_err(|full| refused(&sandbox, full))?;
-        let usage = Usage::begin(Arc::clone(&self.routes), sandbox, self.config.idle_timeout);
+        let route = match found {
+            Found::Running(route) => route,
+            Found::Asleep(view) => {
+                request = self.finder.check_may_wake(&view, port, request)?;
+                self.finder.wake(&sandbox).await?
+            }
+        };
+        let (route, hold) = self.finder.hold(route).await?;
+        let routes = Arc::clone(&self.finder.routes);
+        let usage = Usage::begin(routes, sandbox, hold, self.config.idle_timeout);
         let prepared = self.prepare(&route, port, request, usage)?;
         let Prepared {
             request,
@@ -282,8 +281,9 @@ impl Inner {
         mut request: Request<Incoming>,
         usage: Arc<Usage>,
     ) -> Result<Prepared, Failure> {
-        let switch = upgrade::asked_for(&mut request, port, &self.upgrades, self.clock.now())
-            .map_err(|upgrade::NotCarried| Failure::NotCarried(route.sandbox.id.clone()))?;
+        let switch =
+            upgrade::asked_for(&mut request, port, &self.upgrades, self.finder.clock.now())
+                .map_err(|upgrade::NotCarried| Failure::NotCarried(route.sandbox.id.clone()))?;
         let wire = wire_for(&request);
         let (mut head, incoming) = request.into_parts();
         let original_host = original_host(&head);
@@ -353,16 +353,17 @@ impl Inner {
                         connection,
                     });
                 }
-                Err(mut error) => match error.take_message().or(replay) {
-                    Some(unsent) => request = unsent,
-                    None => return Err(self.blame(&route, port, &error.into_error())),
+                Err(SendError::Unsent(unsent)) => request = *unsent,
+                Err(error) => match replay {
+                    Some(again) => request = again,
+                    None => return Err(self.blame(&route, port, &error)),
                 },
             }
         }
         let sandbox = route.sandbox.id.clone();
         for _ in 1..ROUTE_ATTEMPTS_MAX {
             match self.open(permit, &route, port, wire).await {
-                Err(Failure::Unknown(_)) => route = self.live(&sandbox)?,
+                Err(Failure::Unknown(_)) => route = self.finder.awake(&sandbox).await?,
                 Err(other) => return Err(other),
                 Ok(connection) => return self.send_fresh(&route, connection, request).await,
             }
@@ -382,7 +383,7 @@ impl Inner {
                 response,
                 connection,
             }),
-            Err(error) => Err(self.blame(route, connection.endpoint().port, &error.into_error())),
+            Err(error) => Err(self.blame(route, connection.endpoint().port, &error)),
         }
     }
 
@@ -403,7 +404,9 @@ impl Inner {
                 .await
                 .map_err(|full| refused(sandbox, full))?;
             let deadline = Deadline::after(Instant::now().into_std(), until - Instant::now());
+            let life = permit.life(route.incarnation());
             let stream = self
+                .finder
                 .routes
                 .dial(route, port, deadline)
                 .await
@@ -415,42 +418,33 @@ impl Inner {
                 port,
                 wire,
             };
-            Connection::open(stream, endpoint).await.map_err(|error| {
-                tracing::debug!(%error, "handshake with a server in a sandbox failed");
-                Failure::ConnectionClosed(sandbox.clone(), port)
-            })
+            Connection::open(stream, endpoint, life)
+                .await
+                .map_err(|error| {
+                    tracing::debug!(%error, "handshake with a server in a sandbox failed");
+                    Failure::ConnectionClosed(sandbox.clone(), port)
+                })
         };
         tokio::time::timeout_at(until, attempt)
             .await
             .map_err(|_| Failure::NoAnswer(sandbox.clone(), port, waited))?
     }
 
-    /// Why the sandbox did not answer: it ended, or the server in it gave up.
-    fn blame(&self, route: &Route, port: u16, error: &hyper::Error) -> Failure {
+    /// Why the sandbox did not answer: it ended, it was put to sleep, or the server in it gave up.
+    fn blame(&self, route: &Route, port: u16, error: &SendError) -> Failure {
         let sandbox = &route.sandbox.id;
-        tracing::debug!(%sandbox, port, %error, "no answer");
-        match self.live(sandbox) {
-            Err(failure) => failure,
-            Ok(_) if error.is_parse() => Failure::NotHttp(sandbox.clone(), port),
-            Ok(_) => Failure::ConnectionClosed(sandbox.clone(), port),
+        tracing::debug!(%sandbox, port, ?error, "no answer");
+        match (self.finder.find(sandbox), error) {
+            (Err(failure), _) => failure,
+            (Ok(Found::Running(now)), _) if now.incarnation() != route.incarnation() => {
+                Failure::PutToSleep(sandbox.clone())
+            }
+            (Ok(Found::Asleep(_)), _) => Failure::PutToSleep(sandbox.clone()),
+            (Ok(_), SendError::Failed(error)) if error.is_parse() => {
+                Failure::NotHttp(sandbox.clone(), port)
+            }
+            (Ok(_), _) => Failure::ConnectionClosed(sandbox.clone(), port),
         }
-    }
-}
-
-fn check_traffic_token(
-    route: &Route,
-    port: u16,
-    request: &Request<Incoming>,
-) -> Result<(), Failure> {
-    // The agent has its own token on its own port.
-    if route.sandbox.public_traffic == PublicTraffic::Allowed || port == AGENT_PORT {
-        return Ok(());
-    }
-    let sandbox = || route.sandbox.id.clone();
-    match headers::presented_token(request.headers(), route.sandbox.traffic_token.as_ref()) {
-        Presented::Right => Ok(()),
-        Presented::Nothing => Err(Failure::TokenMissing(sandbox())),
-        Presented::Wrong => Err(Failure::TokenWrong(sandbox())),
     }
 }
 
@@ -459,19 +453,6 @@ fn refused(sandbox: &SandboxId, full: Full) -> Failure {
         Full::Sandbox(limit) => Failure::TooManyRequests(sandbox.clone(), limit),
         Full::Waiting(limit) => Failure::TooManyWaiting(sandbox.clone(), limit),
         Full::Gateway => Failure::GatewayFull,
-    }
-}
-
-fn dial_failure(sandbox: &SandboxId, error: DialError) -> Failure {
-    let sandbox = sandbox.clone();
-    match error {
-        DialError::PortClosed { port } => Failure::PortClosed(sandbox, port),
-        DialError::Gone => Failure::Unknown(sandbox),
-        DialError::Timeout { port, waited } => Failure::NoAnswer(sandbox, port, waited),
-        DialError::Socket(error) => {
-            tracing::warn!(%sandbox, %error, "could not open a socket");
-            Failure::NoSocket(sandbox)
-        }
     }
 }
 

@@ -252,6 +252,12 @@ pub(crate) fn presented_token(headers: &HeaderMap, token: Option<&Token>) -> Pre
     }
 }
 
+/// Whether the request presents what opens the agent.
+pub(crate) fn presents_access_token(headers: &HeaderMap, token: &Token) -> bool {
+    let value = headers.get(&X_ACCESS_TOKEN);
+    value.is_some_and(|value| value.to_str().is_ok_and(|text| token.matches(text.trim())))
+}
+
 /// Whether our own servers listen on the port, which SDKs in browsers use from any page.
 pub(crate) fn is_agent(port: u16) -> bool {
     port == AGENT_PORT || port == INTERPRETER_PORT

@@ -17,8 +17,10 @@
 mod activity;
 mod answers;
 mod body;
+mod changes;
 mod config;
 mod connection;
+mod finding;
 mod forward;
 #[doc(hidden)]
 pub mod fuzzing;

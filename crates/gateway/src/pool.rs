@@ -3,13 +3,17 @@
 //! ```text
 //!   admit ──▶ Permit ──checkout──▶ Lease ──give_back──▶ idle (newest first) ──sweep──▶ closed
 //!                 └──── dial turn ──▶ Lease ──drop──▶ closed at once
+//!   state change ──▶ note ──▶ idle ones closed, those in use cut
 //! ```
 //!
-//! Owns: counters of requests under way, and connections that no request uses.
+//! Owns: counters of requests under way, connections that no request uses, and of each sandbox the
+//! newest incarnation that is known, with what ends when that life does.
 //!
 //! Invariants:
-//! - An idle connection is of the slot's incarnation; when a request comes with another one, all
+//! - An idle connection is of the slot's incarnation; when a request comes with a later one, all
 //!   are closed first. So a connection of an earlier life is never used (BC-094).
+//! - The life of a connection is taken before it is opened, so whoever ends the life ends the
+//!   connection too, however late the news comes.
 //! - A slot is in the map while a permit of it lives; permits are counted under the map's lock.
 //! - A lease that is dropped closes its connection, so a request whose client went away is over
 //!   in the sandbox too.
@@ -26,11 +30,13 @@ use std::{
     time::Duration,
 };
 
-use sandhold_types::{Incarnation, SandboxId};
+use sandhold_platform::StateChange;
+use sandhold_types::{Incarnation, SandboxId, SandboxState};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     time::Instant,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::GatewayConfig,
@@ -47,6 +53,8 @@ struct IdleConnection {
 #[derive(Debug)]
 struct IdleSet {
     incarnation: Option<Incarnation>,
+    /// Ends with the incarnation.
+    life: CancellationToken,
     by_port: HashMap<(u16, Wire), Vec<IdleConnection>>,
     count: usize,
 }
@@ -186,6 +194,26 @@ impl Pool {
         self.totals.idle.fetch_sub(dropped.len(), Ordering::Relaxed);
     }
 
+    /// Closes the connections of a life that is over; idle ones as soon as the sandbox leaves
+    /// `running`.
+    pub(crate) fn note(&self, change: &StateChange) {
+        let slot = locked(&self.slots).get(&change.sandbox).cloned();
+        let Some(slot) = slot else { return };
+        let dropped = {
+            let mut idle = locked(&slot.idle);
+            if change.state == SandboxState::Running {
+                idle.turn_to(change.incarnation)
+            } else if idle.incarnation <= Some(change.incarnation) {
+                let closed = idle.remove_where(|_| true);
+                idle.turn_to(first_alive(change));
+                closed
+            } else {
+                Vec::new()
+            }
+        };
+        self.totals.idle.fetch_sub(dropped.len(), Ordering::Relaxed);
+    }
+
     /// Requests under way and idle connections, over all sandboxes.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (
@@ -203,6 +231,7 @@ impl Slot {
             dials: Semaphore::new(limits.dials_per_sandbox),
             idle: Mutex::new(IdleSet {
                 incarnation: None,
+                life: CancellationToken::new(),
                 by_port: HashMap::new(),
                 count: 0,
             }),
@@ -210,7 +239,34 @@ impl Slot {
     }
 }
 
+/// The earliest incarnation that is not over once a state change has happened.
+fn first_alive(change: &StateChange) -> Incarnation {
+    match change.state {
+        SandboxState::Paused
+        | SandboxState::Killing
+        | SandboxState::Killed
+        | SandboxState::Failed => change.incarnation.next(),
+        SandboxState::Creating
+        | SandboxState::Running
+        | SandboxState::Pausing
+        | SandboxState::Resuming
+        | SandboxState::Snapshotting
+        | SandboxState::RollingBack => change.incarnation,
+    }
+}
+
 impl IdleSet {
+    /// Ends every life before `incarnation`. Returns the idle connections of what was, to be closed
+    /// after the lock is given up.
+    fn turn_to(&mut self, incarnation: Incarnation) -> Vec<IdleConnection> {
+        if self.incarnation >= Some(incarnation) {
+            return Vec::new();
+        }
+        self.incarnation = Some(incarnation);
+        std::mem::replace(&mut self.life, CancellationToken::new()).cancel();
+        self.remove_where(|_| true)
+    }
+
     fn remove_where(&mut self, is: impl Fn(&mut IdleConnection) -> bool) -> Vec<IdleConnection> {
         let mut removed = Vec::new();
         for connections in self.by_port.values_mut() {
@@ -231,14 +287,13 @@ impl Permit {
         let (found, removed) = {
             let mut idle = locked(&self.slot.idle);
             let before = idle.count;
-            if idle.incarnation != Some(endpoint.incarnation) {
-                _stale = idle.remove_where(|_| true);
-                idle.incarnation = Some(endpoint.incarnation);
-            }
-            let found = idle
-                .by_port
-                .get_mut(&(endpoint.port, endpoint.wire))
-                .and_then(Vec::pop);
+            _stale = idle.turn_to(endpoint.incarnation);
+            let found = if idle.incarnation == Some(endpoint.incarnation) {
+                let kept = idle.by_port.get_mut(&(endpoint.port, endpoint.wire));
+                kept.and_then(Vec::pop)
+            } else {
+                None
+            };
             idle.count -= usize::from(found.is_some());
             (found, before - idle.count)
         };
@@ -246,6 +301,22 @@ impl Permit {
         found
             .filter(|kept| kept.since.elapsed() <= self.limits.idle_age)
             .map(|kept| kept.connection)
+    }
+
+    /// What ends when `incarnation` does; ended already, if a later one is known.
+    pub(crate) fn life(&self, incarnation: Incarnation) -> CancellationToken {
+        let mut idle = locked(&self.slot.idle);
+        let stale = idle.turn_to(incarnation);
+        let life = if idle.incarnation == Some(incarnation) {
+            idle.life.clone()
+        } else {
+            let over = CancellationToken::new();
+            over.cancel();
+            over
+        };
+        drop(idle);
+        self.totals.idle.fetch_sub(stale.len(), Ordering::Relaxed);
+        life
     }
 
     /// Waits for the turn to open a connection; drop it when the connection stands.

@@ -6,7 +6,8 @@
 //!  shutdown ──────┴─▶ no new requests ─▶ drain ─▶ cut
 //! ```
 //!
-//! Owns: the listener, one task per client connection, and the once-a-second sweep.
+//! Owns: the listener, one task per client connection, the once-a-second sweep, and the ear for
+//! state changes of sandboxes.
 //!
 //! Invariants: at most `client_connections_max` connections at once, further ones wait in the
 //! kernel's queue; a client that sends no complete head in time, or takes and gives no byte for
@@ -92,10 +93,12 @@ pub async fn serve(
     server.places.add_permits(config.client_connections_max);
     let mut shutdown = pin!(shutdown);
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    let mut changes = server.gateway.changes();
     loop {
         tokio::select! {
             () = &mut shutdown => break,
             _ = sweep.tick() => server.gateway.sweep(),
+            change = changes.next() => server.gateway.note(change),
             () = server.accept(&listener) => {}
         }
     }

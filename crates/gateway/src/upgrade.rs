@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Invariants: the permit and the connection are held until both directions have ended, nothing
-//! moved for the idle timeout, or the gateway closes. Nothing is upgraded on the agent's port, and
+//! moved for the idle timeout, the life of the sandbox is over, or the gateway closes. Nothing is upgraded on the agent's port, and
 //! nothing to cleartext HTTP/2, because what runs inside an upgraded connection is not looked at
 //! any more and would pass every rule of `target` and `headers`.
 
@@ -168,14 +168,16 @@ pub(crate) struct Tunnel {
 }
 
 impl Tunnel {
-    /// Runs until both directions have ended, nothing moves any more, or `closing`.
+    /// Runs until both directions have ended, nothing moves any more, the sandbox's life is over, or
+    /// `closing`.
     pub(crate) async fn run(self, closing: CancellationToken) {
         let Self {
             client,
             server,
-            lease,
+            mut lease,
             usage,
         } = self;
+        let life = lease.connection().life().clone();
         let copy = async {
             let (client, server) = tokio::try_join!(client, server)?;
             let mut client = Metered::new(TokioIo::new(client), Arc::clone(&usage));
@@ -195,6 +197,7 @@ impl Tunnel {
                 Err(error) => tracing::debug!(%error, "tunnel broke"),
             },
             () = usage.idle() => tracing::debug!("tunnel went idle"),
+            () = life.cancelled() => tracing::debug!("the sandbox of a tunnel is gone"),
             () = closing.cancelled() => {}
         }
         drop(lease);

@@ -1,5 +1,7 @@
 //! Sockets into sandboxes, for the gateway.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use sandhold_platform::{
     ActivityKind, DialError, Hold, Route, RouteLookup, Routes, SandboxView, StateChange, WakeError,
@@ -25,7 +27,7 @@ impl Routes for Node {
             let sandbox = entry.view();
             return match sandbox.state {
                 SandboxState::Running => RouteLookup::Live(Route { sandbox }),
-                state => RouteLookup::NotLive(state),
+                _ => RouteLookup::NotLive(sandbox),
             };
         }
         let ended = self.registry().ended(id);
@@ -38,14 +40,19 @@ impl Routes for Node {
         reason.map_or(RouteLookup::Unknown, RouteLookup::Ended)
     }
 
-    fn live(&self) -> Vec<Route> {
+    fn reachable(&self) -> Vec<Arc<SandboxView>> {
         let views = self
             .registry()
             .entries()
             .into_iter()
             .map(|entry| entry.view());
-        let running = views.filter(|view| view.state == SandboxState::Running);
-        running.map(|sandbox| Route { sandbox }).collect()
+        let can_run = |view: &Arc<SandboxView>| {
+            !matches!(
+                view.state,
+                SandboxState::Killing | SandboxState::Killed | SandboxState::Failed
+            )
+        };
+        views.filter(can_run).collect()
     }
 
     async fn wake(&self, id: &SandboxId, deadline: Deadline) -> Result<Route, WakeError> {

@@ -34,8 +34,8 @@ impl Route {
 pub enum RouteLookup {
     /// It runs.
     Live(Route),
-    /// It exists and cannot take a request in this state.
-    NotLive(SandboxState),
+    /// It exists and cannot take a request in its state.
+    NotLive(Arc<SandboxView>),
     /// It has ended.
     Ended(EndReason),
     /// There is none.
@@ -155,8 +155,9 @@ pub trait Routes: Send + Sync + std::fmt::Debug {
     /// Where `id` is. Never waits.
     fn route(&self, id: &SandboxId) -> RouteLookup;
 
-    /// Every live route; for signed URLs, which name no sandbox (wire contract 2.1).
-    fn live(&self) -> Vec<Route>;
+    /// Every sandbox that runs or can come to run; for signed URLs, which name no sandbox (wire
+    /// contract 2.1).
+    fn reachable(&self) -> Vec<Arc<SandboxView>>;
 
     /// Waits until a sandbox that does not run runs again, waking it if it sleeps and traffic may
     /// do that: once, however many ask (R-L7). A wake-up goes on though its callers give up.

@@ -66,9 +66,9 @@ async fn each_502_says_which_it_is() {
     assert_eq!((status, code.as_str()), (502, "sandbox_not_running"));
     assert!(message.contains("was not found"), "{message}");
 
-    world.routes.put_not_live(SandboxState::Pausing);
+    world.routes.put_not_live(SandboxState::Killing);
     let (status, code, _) = told(&client.get(3000, "/").await);
-    assert_eq!((status, code.as_str()), (409, "conflict"));
+    assert_eq!((status, code.as_str()), (502, "sandbox_not_running"));
 }
 
 #[tokio::test]

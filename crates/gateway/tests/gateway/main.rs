@@ -11,3 +11,4 @@ mod streams;
 mod support;
 mod upgrades;
 mod view;
+mod waking;

@@ -24,8 +24,8 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sandhold_gateway::{Drained, Gateway, GatewayConfig, serve};
 use sandhold_platform::{
-    ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, SandboxView, StateChange,
-    WakeError,
+    ActivityKind, AutoResume, DialError, Hold, Holds, Route, RouteLookup, Routes, SandboxView,
+    StateChange, WakeError,
 };
 use sandhold_types::{Deadline, EndReason, SandboxId, SandboxState, SystemClock};
 use tokio::{
@@ -48,7 +48,7 @@ pub(crate) fn id() -> SandboxId {
 #[derive(Debug, Clone)]
 enum Whereabouts {
     Live(Arc<SandboxView>),
-    NotLive(SandboxState),
+    NotLive(Arc<SandboxView>),
     Ended(EndReason),
 }
 
@@ -100,7 +100,11 @@ impl FakeRoutes {
 
     /// It sleeps, and waking it comes to `outcome`.
     pub(crate) fn asleep_until_woken(&self, outcome: Result<SandboxView, WakeError>) {
-        self.put_not_live(SandboxState::Paused);
+        let asleep = SandboxView {
+            auto_resume: AutoResume::On,
+            ..view(ID, 1)
+        };
+        self.put_in_state(asleep, SandboxState::Paused);
         *self.waking.lock().unwrap() = Some(outcome);
     }
 
@@ -125,8 +129,14 @@ impl FakeRoutes {
     }
 
     pub(crate) fn put_not_live(&self, state: SandboxState) {
+        self.put_in_state(view(ID, 1), state);
+    }
+
+    /// It is in a state in which it takes no requests.
+    pub(crate) fn put_in_state(&self, mut view: SandboxView, state: SandboxState) {
+        view.state = state;
         let mut sandboxes = self.sandboxes.lock().unwrap();
-        sandboxes.insert(id(), Whereabouts::NotLive(state));
+        sandboxes.insert(view.id.clone(), Whereabouts::NotLive(Arc::new(view)));
     }
 
     pub(crate) fn end(&self, reason: EndReason) {
@@ -151,22 +161,22 @@ impl Routes for FakeRoutes {
             Some(Whereabouts::Live(sandbox)) => RouteLookup::Live(Route {
                 sandbox: Arc::clone(sandbox),
             }),
-            Some(Whereabouts::NotLive(state)) => RouteLookup::NotLive(*state),
+            Some(Whereabouts::NotLive(sandbox)) => RouteLookup::NotLive(Arc::clone(sandbox)),
             Some(Whereabouts::Ended(reason)) => RouteLookup::Ended(reason.clone()),
         }
     }
 
-    fn live(&self) -> Vec<Route> {
+    fn reachable(&self) -> Vec<Arc<SandboxView>> {
         let sandboxes = self.sandboxes.lock().unwrap();
-        let live = sandboxes
+        let reachable = sandboxes
             .values()
             .filter_map(|whereabouts| match whereabouts {
-                Whereabouts::Live(sandbox) => Some(Route {
-                    sandbox: Arc::clone(sandbox),
-                }),
-                _ => None,
+                Whereabouts::Live(sandbox) | Whereabouts::NotLive(sandbox) => {
+                    Some(Arc::clone(sandbox))
+                }
+                Whereabouts::Ended(_) => None,
             });
-        live.collect()
+        reachable.collect()
     }
 
     async fn wake(&self, id: &SandboxId, deadline: Deadline) -> Result<Route, WakeError> {

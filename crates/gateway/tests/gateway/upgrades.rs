@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::support::*;
 
 /// Switches to whatever is asked for, sends back the `Host` that it saw and then every byte.
-async fn upgrading_echo(mut request: Request<Incoming>) -> Response<AnyBody> {
+pub(crate) async fn upgrading_echo(mut request: Request<Incoming>) -> Response<AnyBody> {
     let host = request.headers()[header::HOST].to_str().unwrap().to_owned();
     let Some(protocol) = request.headers().get(header::UPGRADE).cloned() else {
         return Response::new(whole(host));
@@ -37,7 +37,7 @@ async fn upgrading_echo(mut request: Request<Incoming>) -> Response<AnyBody> {
     response
 }
 
-fn websocket(port: u16) -> Request<AnyBody> {
+pub(crate) fn websocket(port: u16) -> Request<AnyBody> {
     request(port, "GET", "/socket")
         .header("connection", "keep-alive, Upgrade")
         .header("upgrade", "websocket")
