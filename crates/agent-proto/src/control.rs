@@ -13,6 +13,9 @@ pub const PATH_INIT: &str = "/init";
 pub const PATH_READY: &str = "/ready";
 /// The sandbox is about to be captured; POST, 204.
 pub const PATH_QUIESCE: &str = "/quiesce";
+/// Every process but the agent is to end, and what the template wants running to start anew, as
+/// after a boot; POST, 204 when the old ones are gone. [`PATH_READY`] tells when the new ones are up.
+pub const PATH_RESTART: &str = "/restart";
 /// What is going on; GET [`Activity`].
 pub const PATH_ACTIVITY: &str = "/activity";
 /// A connection to a loopback port of the guest; GET with `Upgrade: tcp`, 101.
@@ -22,6 +25,7 @@ pub const PRIVATE_PATHS: &[&str] = &[
     PATH_INIT,
     PATH_READY,
     PATH_QUIESCE,
+    PATH_RESTART,
     PATH_ACTIVITY,
     PATH_TUNNEL,
     "/freeze",
@@ -82,6 +86,8 @@ pub struct Waiting {
 pub struct Activity {
     /// Running processes of the process service.
     pub processes: usize,
+    /// Those of them whose output nobody reads.
+    pub background_processes: usize,
     /// Running executions of the interpreter.
     pub executions: usize,
     /// Open streams: outputs, watches, uploads, downloads, tunnels.

@@ -128,6 +128,7 @@ impl App {
         );
         let control = Control {
             state,
+            children: children.clone(),
             table,
             interpreter,
             connections: Connections::default(),

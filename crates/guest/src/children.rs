@@ -35,6 +35,8 @@ use crate::account::Account;
 
 /// Descriptors of the agent itself.
 const DESCRIPTORS_MAX: libc::rlim_t = 32_768;
+/// How often it is looked whether all processes are gone that were killed.
+const END_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How often the reaper looks for orphans while the agent has no child of its own.
 const ORPHAN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -147,6 +149,48 @@ impl Children {
         let _ = rustix::process::kill_process_group(group, signal);
         true
     }
+}
+
+impl Children {
+    /// Ends every process there is but the agent, and returns when all are gone. Where the agent is
+    /// not the first process, it ends the groups that its own children lead.
+    pub async fn end_all(&self) {
+        while self.kill_all() == Left::Some {
+            tokio::time::sleep(END_CHECK_INTERVAL).await;
+        }
+    }
+
+    fn kill_all(&self) -> Left {
+        // Nothing is started meanwhile.
+        let waiting = self.shared.lock();
+        if rustix::process::getpid() == Pid::INIT {
+            // SAFETY: a plain system call; -1 means everybody but the first process, which is us.
+            let killed = unsafe { libc::kill(-1, libc::SIGKILL) };
+            let nobody =
+                killed == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+            return if nobody && waiting.is_empty() {
+                Left::None
+            } else {
+                Left::Some
+            };
+        }
+        for pid in waiting.keys().copied().filter_map(Pid::from_raw) {
+            // It may be a zombie that is about to be reaped.
+            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+        }
+        if waiting.is_empty() {
+            Left::None
+        } else {
+            Left::Some
+        }
+    }
+}
+
+/// Whether there are processes left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Some,
+    None,
 }
 
 // === impl Shared ===

@@ -103,6 +103,21 @@ impl SandboxState {
     /// sandbox's over them.
     #[must_use]
     pub fn process_environment(&self, account: &Account) -> BTreeMap<String, String> {
+        Self::environment_of(account, self.variables())
+    }
+
+    /// The environment of a process of the template: without the variables of any sandbox (BC-087).
+    #[must_use]
+    pub fn template_environment(&self, account: &Account) -> BTreeMap<String, String> {
+        let mut variables = self.environment.clone();
+        variables.insert(String::from("E2B_SANDBOX"), String::from("true"));
+        Self::environment_of(account, variables)
+    }
+
+    fn environment_of(
+        account: &Account,
+        variables: BTreeMap<String, String>,
+    ) -> BTreeMap<String, String> {
         let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
         let mut environment = BTreeMap::from([
             (String::from("HOME"), path(&account.home)),
@@ -111,7 +126,7 @@ impl SandboxState {
             (String::from("SHELL"), path(&account.shell)),
             (String::from("PATH"), String::from(DEFAULT_PATH)),
         ]);
-        environment.extend(self.variables());
+        environment.extend(variables);
         environment
     }
 

@@ -45,6 +45,7 @@ async fn the_hosts_calls_need_the_hosts_token() {
         (Method::POST, "/init"),
         (Method::GET, "/ready"),
         (Method::POST, "/quiesce"),
+        (Method::POST, "/restart"),
         (Method::GET, "/activity"),
         (Method::GET, "/tunnel?port=1"),
         (Method::POST, "/freeze"),
@@ -216,6 +217,51 @@ async fn readiness_waits_for_the_templates_commands() {
     assert_eq!(activity["processes"], 0);
 }
 
+/// Waits until the template's commands are up.
+async fn ready(agent: &Agent) {
+    while agent.send(Method::GET, "/ready", &CONTROL, "").await.status != 204 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_restart_ends_every_process_and_brings_up_the_template_as_a_boot_does() {
+    // Wire contract 1.4, `memory: false`; BC-087
+    let agent = Agent::start_without_life(json!({
+        "environment": { "T": "template" },
+        "startCommand": "echo $T$K >> started; exec sleep 901",
+        "readyCommand": "test -s started",
+    }))
+    .await;
+    ready(&agent).await;
+    let init = json!({ "accessToken": ACCESS_TOKEN, "envVars": { "K": "1" } });
+    assert_eq!(agent.init(init).await.status, 204);
+    agent.put("kept", "kept").await;
+    let mut events = agent.shell_events("exec sleep 900", &[]).await;
+    let pid = events.pid().await;
+    let restarted = agent.send(Method::POST, "/restart", &CONTROL, "").await;
+    assert_eq!(restarted.status, 204);
+    assert!(
+        !std::path::Path::new(&format!("/proc/{pid}")).exists(),
+        "it is gone when told"
+    );
+    ready(&agent).await;
+    let started = fs::read_to_string(agent.home().join("started")).unwrap();
+    assert_eq!(
+        started, "template\ntemplate\n",
+        "twice, and without a sandbox's variables"
+    );
+    assert_eq!(
+        agent.shell("cat kept; echo $T$K").await.out(),
+        "kepttemplate1\n"
+    );
+    let activity = agent
+        .send(Method::GET, "/activity", &CONTROL, "")
+        .await
+        .json();
+    assert_eq!(activity["processes"], 0);
+}
+
 #[tokio::test]
 async fn activity_counts_what_runs() {
     let agent = Agent::start().await;
@@ -237,11 +283,20 @@ async fn activity_counts_what_runs() {
         (&during["processes"], &during["streams"]),
         (&json!(1), &json!(1))
     );
+    assert_eq!(
+        during["backgroundProcesses"], 0,
+        "somebody reads its output"
+    );
     assert!(during["lastActivityUnixMs"].as_u64() >= before["lastActivityUnixMs"].as_u64());
     drop(events);
     while activity().await["streams"] != 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    let background = activity().await;
+    assert_eq!(
+        (&background["processes"], &background["backgroundProcesses"]),
+        (&json!(1), &json!(1))
+    );
     // Asking is no activity.
     assert_eq!(activity().await, activity().await);
 }

@@ -3,5 +3,6 @@
 
 pub mod init;
 pub mod readiness;
+pub mod restart;
 pub mod routes;
 pub mod tunnel;

@@ -1,16 +1,18 @@
 //! When the sandbox is ready: the start command runs, the ready command succeeds, the warm
 //! languages are up.
 //!
-//! The start command runs before the first `/init`, so it sees the template's variables and
-//! those of no sandbox (BC-087).
+//! Its commands see the template's variables and those of no sandbox (BC-087): at first because
+//! there is none yet, after a restart because they are not given them.
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     config::AgentConfig,
@@ -38,8 +40,25 @@ pub struct Readiness {
     interpreter: Interpreter,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    runner: Runner,
+    start_command: Option<String>,
+    ready_command: Option<String>,
+    /// The bringing up that is under way or was last.
+    attempt: Mutex<Attempt>,
+}
+
+/// One bringing up of what the template wants running.
+#[derive(Debug, Default)]
+struct Attempt {
+    progress: Arc<Progress>,
+    /// Ends with the attempt.
+    _task: Option<AbortOnDropHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
     started: AtomicBool,
     ready: AtomicBool,
 }
@@ -55,55 +74,72 @@ impl Readiness {
     ) -> Self {
         let readiness = Self {
             shared: Arc::new(Shared {
-                started: AtomicBool::new(config.start_command.is_none()),
-                ready: AtomicBool::new(config.ready_command.is_none()),
+                runner: Runner { state, table },
+                start_command: config.start_command.clone(),
+                ready_command: config.ready_command.clone(),
+                attempt: Mutex::default(),
             }),
             interpreter,
         };
-        let runner = Runner { state, table };
-        tokio::spawn(bring_up(
-            runner,
-            config.start_command.clone(),
-            config.ready_command.clone(),
-            Arc::clone(&readiness.shared),
-        ));
+        readiness.begin();
         readiness
+    }
+
+    /// Starts what the template wants running, whatever was started before.
+    pub fn begin(&self) {
+        let shared = &self.shared;
+        let progress = Arc::new(Progress {
+            started: AtomicBool::new(shared.start_command.is_none()),
+            ready: AtomicBool::new(shared.ready_command.is_none()),
+        });
+        let task = tokio::spawn(Arc::clone(shared).bring_up(Arc::clone(&progress)));
+        *shared.attempt() = Attempt {
+            progress,
+            _task: Some(AbortOnDropHandle::new(task)),
+        };
+    }
+
+    /// Starts nothing more; nothing is ready from now on.
+    pub fn give_up(&self) {
+        *self.shared.attempt() = Attempt::default();
     }
 
     /// What the sandbox still waits for.
     pub async fn waiting_for(&self) -> Vec<String> {
         let mut waiting = self.interpreter.ready().await;
-        if !self.shared.ready.load(Ordering::Acquire) {
+        let progress = Arc::clone(&self.shared.attempt().progress);
+        if !progress.ready.load(Ordering::Acquire) {
             waiting.push(String::from("readyCommand"));
         }
-        if !self.shared.started.load(Ordering::Acquire) {
+        if !progress.started.load(Ordering::Acquire) {
             waiting.push(String::from("startCommand"));
         }
         waiting
     }
 }
 
-async fn bring_up(
-    runner: Runner,
-    start_command: Option<String>,
-    ready_command: Option<String>,
-    shared: Arc<Shared>,
-) {
-    if let Some(command) = start_command {
-        match runner.run(&command, None).await {
-            Some(started) => {
-                shared.started.store(true, Ordering::Release);
-                // A reader that throws away: the command must not wait for one.
-                tokio::spawn(watch_start_command(started.reader));
-            }
-            None => return,
-        }
+impl Shared {
+    fn attempt(&self) -> MutexGuard<'_, Attempt> {
+        self.attempt.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    if let Some(command) = ready_command {
-        while !runner.succeeds(&command).await {
-            tokio::time::sleep(READY_INTERVAL).await;
+
+    async fn bring_up(self: Arc<Self>, progress: Arc<Progress>) {
+        if let Some(command) = &self.start_command {
+            match self.runner.run(command, None).await {
+                Some(started) => {
+                    progress.started.store(true, Ordering::Release);
+                    // A reader that throws away: the command must not wait for one.
+                    tokio::spawn(watch_start_command(started.reader));
+                }
+                None => return,
+            }
         }
-        shared.ready.store(true, Ordering::Release);
+        if let Some(command) = &self.ready_command {
+            while !self.runner.succeeds(command).await {
+                tokio::time::sleep(READY_INTERVAL).await;
+            }
+            progress.ready.store(true, Ordering::Release);
+        }
     }
 }
 
@@ -124,6 +160,7 @@ async fn end_of(mut reader: Reader) -> Option<Ending> {
     }
 }
 
+#[derive(Debug)]
 struct Runner {
     state: Arc<SandboxState>,
     table: ProcessTable,
@@ -148,7 +185,7 @@ impl Runner {
         let plan = LaunchPlan {
             program: String::from(SHELL),
             arguments,
-            environment: self.state.process_environment(&account),
+            environment: self.state.template_environment(&account),
             directory: self.state.workdir(&account),
             account,
             stdio: StdioPlan::NoInput,

@@ -11,11 +11,13 @@ use axum::{
 };
 use http::StatusCode;
 use sandhold_agent_proto::control::{
-    Activity, InitRequest, PATH_ACTIVITY, PATH_INIT, PATH_QUIESCE, PATH_READY, PATH_TUNNEL, Waiting,
+    Activity, InitRequest, PATH_ACTIVITY, PATH_INIT, PATH_QUIESCE, PATH_READY, PATH_RESTART,
+    PATH_TUNNEL, Waiting,
 };
 
 use crate::{
     activity::ActivityMeter,
+    children::Children,
     control::{
         init::{InitError, SystemIdentity, begin_life},
         readiness::Readiness,
@@ -36,7 +38,9 @@ const INIT_BYTES_MAX: usize = 1 << 20;
 pub struct Control {
     /// The sandbox.
     pub state: Arc<SandboxState>,
-    /// Its processes.
+    /// Every process there is.
+    pub children: Children,
+    /// Those that clients started.
     pub table: ProcessTable,
     /// Its interpreter.
     pub interpreter: Interpreter,
@@ -59,6 +63,7 @@ pub fn router(control: Control) -> Router {
         )
         .route(PATH_READY, get(ready))
         .route(PATH_QUIESCE, post(quiesce))
+        .route(PATH_RESTART, post(restart))
         .route(PATH_ACTIVITY, get(activity))
         .route(PATH_TUNNEL, get(tunnel))
         .with_state(control)
@@ -124,9 +129,22 @@ async fn quiesce(
     }
 }
 
+async fn restart(
+    State(control): State<Control>,
+    Extension(connection): Extension<ConnectionHandle>,
+) -> Response {
+    control.connections.close_others(Some(connection));
+    match control.restart().await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(error) => HttpError::internal(error.to_string()).into_response(),
+    }
+}
+
 async fn activity(State(control): State<Control>) -> Json<Activity> {
+    let processes = control.table.client_processes();
     Json(Activity {
-        processes: control.table.client_processes(),
+        processes: processes.all,
+        background_processes: processes.unread,
         executions: control.interpreter.running_executions(),
         streams: control.activity.streams(),
         last_activity_unix_ms: control.activity.last_unix_ms(),

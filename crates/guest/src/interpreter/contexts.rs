@@ -131,6 +131,12 @@ impl Contexts {
         Ok(context)
     }
 
+    /// Takes all out of the table; their kernels are the caller's to end.
+    pub(super) fn take_all(&self) -> Vec<Arc<Context>> {
+        let table = std::mem::take(&mut *self.lock());
+        table.by_id.into_values().collect()
+    }
+
     /// Takes one out of the table; its kernel is the caller's to end.
     pub(super) fn remove(&self, id: &str) -> Option<Arc<Context>> {
         let context = self.find(id)?;

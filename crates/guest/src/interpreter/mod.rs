@@ -76,6 +76,7 @@ pub struct Interpreter {
 /// What routes and executions share.
 #[derive(Debug)]
 struct Shared {
+    warm_languages: Vec<String>,
     host: KernelHost,
     contexts: Contexts,
     /// Languages that are being warmed, with what went wrong.
@@ -93,22 +94,33 @@ impl Interpreter {
     /// Starts it, and its warm kernels in the background.
     #[must_use]
     pub fn start(config: InterpreterConfig) -> Self {
-        let warm_languages = config.warm_languages.clone();
         let shared = Arc::new(Shared {
+            warm_languages: config.warm_languages.clone(),
             host: KernelHost::new(config, Box::new(SystemEntropy)),
             contexts: Contexts::default(),
-            warming: Mutex::new(
-                warm_languages
-                    .iter()
-                    .map(|language| (language.clone(), None))
-                    .collect(),
-            ),
+            warming: Mutex::default(),
             running_executions: AtomicUsize::new(0),
         });
-        for language in warm_languages {
-            tokio::spawn(Arc::clone(&shared).warm(language));
+        let interpreter = Self { shared };
+        interpreter.warm_up();
+        interpreter
+    }
+
+    /// Starts the warm kernels in the background.
+    pub fn warm_up(&self) {
+        let languages = &self.shared.warm_languages;
+        let due = languages.iter().map(|language| (language.clone(), None));
+        *self.shared.lock_warming() = due.collect();
+        for language in languages {
+            tokio::spawn(Arc::clone(&self.shared).warm(language.clone()));
         }
-        Self { shared }
+    }
+
+    /// Ends every execution and kernel and forgets all contexts.
+    pub async fn forget_contexts(&self) {
+        let contexts = self.shared.contexts.take_all();
+        let removals = contexts.iter().map(|context| context.remove());
+        futures::future::join_all(removals).await;
     }
 
     /// The routes of the interpreter's port.

@@ -104,6 +104,11 @@ impl OutputLog {
         self.lock().ending.clone()
     }
 
+    /// Whether anybody reads.
+    pub fn has_readers(&self) -> bool {
+        !self.lock().cursors.is_empty()
+    }
+
     /// A new reader, from the present moment on.
     pub fn subscribe(self: &Arc<Self>) -> Reader {
         let mut inner = self.lock();

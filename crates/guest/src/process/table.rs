@@ -156,6 +156,15 @@ impl Process {
     }
 }
 
+/// How many processes of clients run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClientProcesses {
+    /// All of them.
+    pub all: usize,
+    /// Those of them whose output nobody reads.
+    pub unread: usize,
+}
+
 /// The table. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ProcessTable {
@@ -315,10 +324,15 @@ impl ProcessTable {
 
     /// How many of clients are running.
     #[must_use]
-    pub fn client_processes(&self) -> usize {
+    pub fn client_processes(&self) -> ClientProcesses {
         let inner = self.lock();
         let of_clients = |process: &&Arc<Process>| !process.label.of_template;
-        inner.running.values().filter(of_clients).count()
+        let mut counts = ClientProcesses::default();
+        for process in inner.running.values().filter(of_clients) {
+            counts.all += 1;
+            counts.unread += usize::from(!process.log.has_readers());
+        }
+        counts
     }
 
     /// Whether none is running.
