@@ -40,6 +40,10 @@ pub(crate) enum Command {
     /// Copy, list and delete files of a sandbox.
     #[command(subcommand)]
     Files(files::Command),
+    /// Put a sandbox to sleep: it costs no memory and no processor, and comes back where it was.
+    Pause(PauseArgs),
+    /// Wake a sandbox that sleeps.
+    Resume(ResumeArgs),
     /// End sandboxes for good; their processes and files are gone.
     Kill(KillArgs),
     /// Tell what happened to a sandbox, and why it ended.
@@ -84,6 +88,33 @@ pub(crate) struct CreateArgs {
     options: Options,
 }
 
+/// Options of `sandhold sandbox pause`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PauseArgs {
+    /// The sandbox.
+    sandbox: String,
+    /// Keep its files only; its processes start anew when it wakes.
+    #[arg(long)]
+    files_only: bool,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Options of `sandhold sandbox resume`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResumeArgs {
+    /// The sandbox.
+    sandbox: String,
+    /// Seconds until it ends, or `never`; as it was made unless given.
+    #[arg(long, value_name = "SECONDS", value_parser = timeout)]
+    timeout: Option<i64>,
+    /// Start its processes anew instead of bringing its memory back.
+    #[arg(long)]
+    cold: bool,
+    #[command(flatten)]
+    options: Options,
+}
+
 /// Options of `sandhold sandbox kill`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KillArgs {
@@ -116,6 +147,8 @@ pub(crate) async fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Files(command) => return files::run(command).await,
         Command::Ls(args) => &args.options,
         Command::Create(args) => &args.options,
+        Command::Pause(args) => &args.options,
+        Command::Resume(args) => &args.options,
         Command::Kill(args) => &args.options,
         Command::History(args) => &args.options,
     };
@@ -128,6 +161,8 @@ pub(crate) async fn execute(command: &Command, output: &mut Output) -> anyhow::R
     match command {
         Command::Ls(args) => list(args, output).await?,
         Command::Create(args) => create(args, output).await?,
+        Command::Pause(args) => pause(args, output).await?,
+        Command::Resume(args) => resume(args, output).await?,
         Command::Kill(args) => return kill(args, output).await,
         Command::History(args) => history(args, output).await?,
         Command::Exec(_) | Command::Run(_) | Command::Files(_) => {}
@@ -292,6 +327,33 @@ async fn create(args: &CreateArgs, output: &mut Output) -> anyhow::Result<()> {
     Ok(())
 }
 
+async fn pause(args: &PauseArgs, output: &mut Output) -> anyhow::Result<()> {
+    let server = Server::from_options(&args.options)?;
+    let path = format!("/sandboxes/{}/pause", segment(&args.sandbox));
+    let body = json!({ "memory": !args.files_only });
+    server.call(Method::POST, &path, Some(&body)).await?;
+    if output.form() == Form::Json {
+        return Ok(output.json(&json!({ "sandboxID": args.sandbox, "state": "paused" }))?);
+    }
+    output.say(&format!("{} sleeps", args.sandbox))?;
+    Ok(())
+}
+
+async fn resume(args: &ResumeArgs, output: &mut Output) -> anyhow::Result<()> {
+    let server = Server::from_options(&args.options)?;
+    let path = format!("/sandboxes/{}/resume", segment(&args.sandbox));
+    let mut body = json!({ "memory": !args.cold });
+    if let Some(seconds) = args.timeout {
+        body["timeout"] = json!(seconds);
+    }
+    let woken = server.call(Method::POST, &path, Some(&body)).await?;
+    if output.form() == Form::Json {
+        return Ok(output.json(&woken)?);
+    }
+    output.say(&format!("{} runs", args.sandbox))?;
+    Ok(())
+}
+
 async fn kill(args: &KillArgs, output: &mut Output) -> anyhow::Result<ExitCode> {
     let server = Server::from_options(&args.options)?;
     let sandboxes = if args.all {
@@ -366,15 +428,20 @@ async fn history(args: &HistoryArgs, output: &mut Output) -> anyhow::Result<()> 
         .iter()
         .map(|event| {
             let text = |field: &str| event[field].as_str().unwrap_or_default().to_owned();
-            vec![
-                text("timestamp"),
-                text("state"),
-                text("actor"),
-                text("reason"),
-            ]
+            let by = match event["key"].as_str() {
+                Some(key) => format!("key {key}"),
+                None => text("actor"),
+            };
+            let mut request = text("requestID");
+            if request.is_empty() {
+                request.push('-');
+            }
+            let (when, state, why) = (text("timestamp"), text("state"), text("reason"));
+            vec![when, state, by, request, why]
         })
         .collect();
-    output.rows(&["WHEN", "STATE", "BY", "WHY"], &rows, &answer)?;
+    let headings = ["WHEN", "STATE", "BY", "REQUEST", "WHY"];
+    output.rows(&headings, &rows, &answer)?;
     if let (Some(reason), Form::Terminal) = (answer["ended"]["reason"].as_str(), output.form()) {
         output.note(&format!("ended: {reason}"))?;
     }
