@@ -60,10 +60,10 @@ async fn a_paused_sandbox_has_no_process_and_comes_back_as_another_life_of_itsel
     assert!(paused.sleep.is_some());
     machine.assert_in_order(&node).await;
     assert!(machine.engine.running().is_empty());
-    assert!(matches!(
-        node.route(&made.id),
-        RouteLookup::NotLive(SandboxState::Paused)
-    ));
+    let RouteLookup::NotLive(asleep) = node.route(&made.id) else {
+        panic!("it exists and does not run")
+    };
+    assert_eq!(asleep.state, SandboxState::Paused);
     let awake = resume(&node, &made.id).await.unwrap();
     assert_eq!(awake.state, SandboxState::Running);
     assert!(awake.incarnation > made.incarnation);

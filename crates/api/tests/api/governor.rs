@@ -10,7 +10,7 @@ use sandhold_governor::rules::Rules;
 use sandhold_governor_driver::{Governor, GovernorParts, LocalPlatform};
 use sandhold_platform::{
     ActivityKind, DialError, Hold, Holds, Platform, PlatformError, Route, RouteLookup, Routes,
-    StateChange, WakeError,
+    SandboxView, StateChange, WakeError,
 };
 use sandhold_types::{Deadline, SandboxId, SeededEntropy};
 use serde_json::{Value, json};
@@ -63,7 +63,7 @@ impl Routes for WellAgents {
         }
     }
 
-    fn live(&self) -> Vec<Route> {
+    fn reachable(&self) -> Vec<Arc<SandboxView>> {
         Vec::new()
     }
 
