@@ -147,7 +147,7 @@ impl Books {
     }
 
     fn used_by_all(&self) -> usize {
-        self.records.values().filter(|r| r.is_counted()).count()
+        self.places.total
     }
 
     /// Whether one more sandbox fits.
@@ -183,7 +183,7 @@ impl Books {
                 .get_or_default((ask.bucket.clone(), ask.owner.clone()));
             line.current = Some(ask.slot.clone());
         }
-        self.records.insert(ask.slot.clone(), record);
+        self.add_record(record);
         Answer::MakeSandbox {
             slot: ask.slot.clone(),
             generation,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use sandhold_types::Generation;
 
-use super::{Books, BucketPolicy, Line, Stage, table::Table};
+use super::{Books, BucketPolicy, Line, Places, Stage, table::Table};
 use crate::{
     ids::{Bucket, OwnerId, SlotId},
     record::Record,
@@ -71,6 +71,7 @@ impl Books {
             global_cap,
             buckets: Table::of(kept.buckets),
             waiting: Vec::new(),
+            places: Places::recount(kept.records.values()),
             records: Table::of(kept.records),
             lines: Table::of(kept.lines),
             newest: kept.newest,

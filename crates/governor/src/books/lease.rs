@@ -466,9 +466,8 @@ impl Books {
             self.detach_holding(slot, how, now, audit);
         }
         if !self.rules.keeps(Rule::SlotUntilGone)
-            && let Some(record) = self.records.get_mut(slot)
+            && let Some(record) = self.write_off(slot)
         {
-            record.counted = crate::record::Counted::No;
             let evidence = super::GoneEvidence::Killed;
             audit.push(audit_of(record, now, Act::SlotFreed { evidence }));
         }

@@ -45,7 +45,7 @@ use self::table::Table;
 use crate::{
     colour::Seen,
     ids::{Bucket, LeaseId, OwnerId, ReplicaId, RunId, SlotId},
-    record::{Ground, Managed, Record},
+    record::{Counted, Ground, Managed, Record},
     rules::{Rule, Rules},
 };
 
@@ -450,12 +450,50 @@ pub struct Books {
     buckets: Table<Bucket, BucketPolicy>,
     waiting: Vec<Waiter>,
     records: Table<SlotId, Record>,
+    /// The counted ones of them, so that an admission need not look at all.
+    places: Places,
     lines: Table<(Bucket, OwnerId), Line>,
     /// The newest generation ever granted; kept apart from the records, so that it outlives them.
     newest: Generation,
     stage: Stage,
     /// `newest` and `stage` as they were last written down, see [`Changes`].
     written: (Generation, Stage),
+}
+
+/// How many places are filled, by bucket. A bucket without any is not in it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+struct Places {
+    by_bucket: BTreeMap<Bucket, usize>,
+    total: usize,
+}
+
+impl Places {
+    fn recount<'a>(records: impl Iterator<Item = &'a Record>) -> Self {
+        let mut places = Self::default();
+        for record in records.filter(|record| record.is_counted()) {
+            places.fill(&record.bucket);
+        }
+        places
+    }
+
+    fn of(&self, bucket: &Bucket) -> usize {
+        self.by_bucket.get(bucket).copied().unwrap_or(0)
+    }
+
+    fn fill(&mut self, bucket: &Bucket) {
+        *self.by_bucket.entry(bucket.clone()).or_default() += 1;
+        self.total += 1;
+    }
+
+    fn free(&mut self, bucket: &Bucket) {
+        self.total = self.total.saturating_sub(1);
+        if let Some(count) = self.by_bucket.get_mut(bucket) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.by_bucket.remove(bucket);
+            }
+        }
+    }
 }
 
 impl Books {
@@ -613,10 +651,43 @@ impl Books {
     /// How many places of a bucket are filled.
     #[must_use]
     pub fn used(&self, bucket: &Bucket) -> usize {
-        self.records
-            .values()
-            .filter(|r| r.is_counted() && r.bucket == *bucket)
-            .count()
+        let used = self.places.of(bucket);
+        debug_assert_eq!(
+            used,
+            self.records
+                .values()
+                .filter(|r| r.is_counted() && r.bucket == *bucket)
+                .count(),
+            "the count is the recount"
+        );
+        used
+    }
+
+    /// A new record, with its place if it is counted.
+    fn add_record(&mut self, record: Record) {
+        if record.is_counted() {
+            self.places.fill(&record.bucket);
+        }
+        self.records.insert(record.slot.clone(), record);
+    }
+
+    /// The place of a record is free again; the record stays.
+    fn write_off(&mut self, slot: &SlotId) -> Option<&mut Record> {
+        let record = self.records.get_mut(slot)?;
+        if record.is_counted() {
+            self.places.free(&record.bucket);
+            record.counted = Counted::No;
+        }
+        Some(record)
+    }
+
+    /// A record and its place go.
+    fn drop_record(&mut self, slot: &SlotId) -> Option<Record> {
+        let record = self.records.remove(slot)?;
+        if record.is_counted() {
+            self.places.free(&record.bucket);
+        }
+        Some(record)
     }
 
     /// Whether lost writes are still being settled.
@@ -681,6 +752,6 @@ fn new_record(ask: &lease::Ask, generation: Generation, now: Timestamp) -> Recor
         ends_at: Timestamp::FAR_FUTURE,
         paused_since: None,
         seen_at: None,
-        counted: crate::record::Counted::Yes,
+        counted: Counted::Yes,
     }
 }

@@ -208,8 +208,10 @@ impl Books {
             return Answer::Done;
         }
         // The best effort was made; the account is released, the sandbox is still removed (R-G12).
-        if record.is_counted() && colour::is_overdue(record, &self.rules, now) {
-            record.counted = Counted::No;
+        if record.is_counted()
+            && colour::is_overdue(record, &self.rules, now)
+            && let Some(record) = self.write_off(slot)
+        {
             audit.push(audit_of(record, now, Act::WrittenOff));
         }
         Answer::Done
@@ -266,7 +268,7 @@ impl Books {
             Counted::No
         };
         let record = Record {
-            slot: stray.slot.clone(),
+            slot: stray.slot,
             bucket: stray.bucket,
             owner: stray.owner,
             managed: Managed::ByGovernor,
@@ -283,7 +285,7 @@ impl Books {
             counted,
         };
         audit.push(audit_of(&record, now, Act::Adopted));
-        self.records.insert(stray.slot, record);
+        self.add_record(record);
         Answer::Done
     }
 
@@ -318,7 +320,7 @@ impl Books {
         // again. A sandbox that died does.
         let how = (evidence != GoneEvidence::NeverMade).then_some(SealedHow::SandboxEnded);
         self.detach_holding(slot, how, now, audit);
-        if let Some(record) = self.records.remove(slot) {
+        if let Some(record) = self.drop_record(slot) {
             audit.push(audit_of(&record, now, Act::SlotFreed { evidence }));
         }
     }
