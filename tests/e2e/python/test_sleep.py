@@ -161,8 +161,6 @@ def test_bc_097_the_clock_is_right_at_once(interpreter):
 WRITER = r"""
 import os, sqlite3, sys, time
 db = sqlite3.connect('/home/user/wal.db', timeout=60, isolation_level=None)
-assert db.execute('pragma journal_mode=wal').fetchone() == ('wal',)
-db.execute('create table if not exists t (who text, n integer)')
 n = 0
 while not os.path.exists('/tmp/stop'):
     db.execute('insert into t values (?, ?)', (sys.argv[1], n))
@@ -174,6 +172,11 @@ print(n)
 
 def test_bc_100_a_database_that_is_written_to_stays_whole(sandbox):
     sandbox.files.write("/tmp/writer.py", WRITER)
+    begin = "import sqlite3; db = sqlite3.connect('/home/user/wal.db')\n" \
+        "assert db.execute('pragma journal_mode=wal').fetchone() == ('wal',)\n" \
+        "db.execute('create table t (who text, n integer)')"
+    sandbox.files.write("/tmp/begin.py", begin)
+    sandbox.commands.run("python3 /tmp/begin.py")
     writers = [
         sandbox.commands.run(f"python3 /tmp/writer.py w{i} > /tmp/w{i}.n", background=True, timeout=0)
         for i in range(3)
