@@ -28,6 +28,8 @@ pub(crate) const INTERPRETER_PORT: u16 = 49999;
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 /// The largest head of a tunnel's answer.
 const TUNNEL_HEAD_BYTES_MAX: usize = 4096;
+/// How long the first try of a call may go without an answer.
+const FIRST_TRY_MAX: Duration = Duration::from_millis(500);
 /// How long to wait between two tries while the agent is not up yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -245,24 +247,40 @@ impl HttpAgent {
         }
     }
 
-    /// Repeats a call while the agent is not up yet: refused, reset, or answering 503.
+    /// Repeats a call while the agent is not up yet: refused, reset, or answering 503. A try that
+    /// gets no answer is given up for another on a fresh connection, after longer each time: a
+    /// restored guest can miss that something came in, until something else does.
     async fn call_until(
         &self,
         id: &SandboxId,
-        token: &Token,
+        tokens: [&Token; 2],
         request: (Method, &str, Bytes),
         deadline: Deadline,
     ) -> Result<(), AgentError> {
+        let [mut token, mut other] = tokens;
+        let mut patience = FIRST_TRY_MAX;
         loop {
-            let answer = self.call(id, token, request.clone(), deadline).await;
+            let now = tokio::time::Instant::now().into_std();
+            let this_try = Deadline::after(now, patience.min(deadline.remaining(now)));
+            let answer = self.call(id, token, request.clone(), this_try).await;
             let not_yet = match answer {
                 Ok((status, _)) if status.is_success() => return Ok(()),
                 Ok((StatusCode::SERVICE_UNAVAILABLE, body)) => {
                     status_error(StatusCode::SERVICE_UNAVAILABLE, &body)
                 }
+                // An earlier try took effect after all: the agent knows the other token now.
+                Ok((StatusCode::UNAUTHORIZED, _)) if patience > FIRST_TRY_MAX && token != other => {
+                    std::mem::swap(&mut token, &mut other);
+                    AgentError::Timeout
+                }
                 Ok((status, body)) => return Err(status_error(status, &body)),
-                Err(error @ (AgentError::Timeout | AgentError::Body(_))) => return Err(error),
-                Err(error) => error,
+                Err(error @ AgentError::Body(_)) => return Err(error),
+                Err(error) => {
+                    if matches!(error, AgentError::Timeout) {
+                        patience *= 2;
+                    }
+                    error
+                }
             };
             let now = tokio::time::Instant::now().into_std();
             if deadline.remaining(now) <= POLL_INTERVAL {
@@ -315,7 +333,8 @@ impl AgentControl for HttpAgent {
         };
         let body = serde_json::to_vec(&body).map_err(|error| AgentError::Body(error.into()))?;
         let request = (Method::POST, "/init", Bytes::from(body));
-        self.call_until(&identity.sandbox, current, request, deadline)
+        let tokens = [current, &identity.control_token];
+        self.call_until(&identity.sandbox, tokens, request, deadline)
             .await
     }
 
@@ -325,8 +344,8 @@ impl AgentControl for HttpAgent {
         token: &Token,
         deadline: Deadline,
     ) -> Result<(), AgentError> {
-        self.call_until(id, token, (Method::GET, "/ready", Bytes::new()), deadline)
-            .await
+        let request = (Method::GET, "/ready", Bytes::new());
+        self.call_until(id, [token, token], request, deadline).await
     }
 
     async fn quiesce(

@@ -18,7 +18,7 @@ use std::time::Duration;
 use sandhold_engine::EngineError;
 use sandhold_platform::{
     AUTO_RESUME_MIN_MS, BusyWith, GuestHealth, LifetimeChange, NewLifetime, Pause, PlatformError,
-    Resume, Sleep, Woken,
+    Resume, Sleep, Waking, Woken,
 };
 use sandhold_types::{
     Actor, Clocking, Deadline, EndReason, Incarnation, Lifetime, Operation, SandboxState, Timestamp,
@@ -35,6 +35,9 @@ use crate::{
     sleep::{self, Captured},
 };
 
+/// How long the first restore of a wake-up may take until the guest answers. Far more than one takes
+/// that comes to answer at all.
+const FIRST_WAKE_MAX: Duration = Duration::from_secs(12);
 /// How long the wake-up may take that finds out whether an image is whole.
 const PROOF_BUDGET: Duration = Duration::from_secs(60);
 
@@ -227,7 +230,7 @@ impl SandboxActor {
         // Counted as awake from the line above on, so that of two that do not fit together at most
         // one is woken.
         let woken = match self.check_room() {
-            Ok(()) => self.wake_as(&self.record, resume.waking, deadline).await,
+            Ok(()) => self.wake_in_tries(resume.waking, deadline).await,
             refused => refused,
         };
         match woken {
@@ -236,6 +239,39 @@ impl SandboxActor {
                 self.sleep_on(by, &error).await;
                 Err(error)
             }
+        }
+    }
+
+    /// Wakes the life that the record names. One that does not come to answer is thrown away and the
+    /// image, which is as it was, is restored once more into the next life (R-G9): now and then a
+    /// restored guest stands still. Each try may take longer than the one before.
+    async fn wake_in_tries(
+        &mut self,
+        waking: Waking,
+        deadline: Deadline,
+    ) -> Result<(), PlatformError> {
+        let mut patience = FIRST_WAKE_MAX;
+        loop {
+            let now = tokio::time::Instant::now().into_std();
+            let this_try = Deadline::after(now, patience.min(deadline.remaining(now)));
+            let error = match self.wake_as(&self.record, waking, this_try).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let now = tokio::time::Instant::now().into_std();
+            let is_silent = matches!(
+                error,
+                PlatformError::GuestUnresponsive { .. } | PlatformError::Deadline { .. }
+            );
+            if !is_silent || deadline.remaining(now) < FIRST_WAKE_MAX {
+                return Err(error);
+            }
+            tracing::warn!(sandbox = %self.record.id, error = ?error, "restored once more");
+            self.clear(self.record.incarnation).await;
+            let mut again = self.record.clone();
+            again.incarnation = again.incarnation.next();
+            self.commit_as(again, Durability::Process).await?;
+            patience *= 2;
         }
     }
 
@@ -305,7 +341,7 @@ impl SandboxActor {
     pub(crate) async fn prove(&mut self, by: Actor) -> Next {
         let deadline = self.deadline(PROOF_BUDGET);
         let resume = Resume {
-            waking: sandhold_platform::Waking::AsPaused,
+            waking: Waking::AsPaused,
             lifetime: NewLifetime::AsMade,
             on_timeout: None,
         };
