@@ -473,12 +473,7 @@ impl SandboxActor {
 
     /// Makes a changed record the sandbox's own once it is on disk.
     pub(crate) async fn commit(&mut self, changed: Record) -> Result<(), PlatformError> {
-        self.dependencies
-            .persist(&changed, Durability::Synced)
-            .await?;
-        self.record = changed;
-        self.entry.publish(&self.record);
-        Ok(())
+        self.commit_as(changed, Durability::Synced).await
     }
 
     fn must_run(&self) -> Result<(), PlatformError> {

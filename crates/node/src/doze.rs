@@ -104,18 +104,18 @@ impl Doze {
         (!self.frozen.load(Ordering::SeqCst)).then_some(hold)
     }
 
-    /// Freezes the processes unless somebody holds them. Returns whether they are frozen now.
+    /// Freezes the processes unless somebody holds them.
     pub(crate) async fn doze_off(
         &self,
         engine: &dyn Engine,
         instance: &InstanceRef,
         counts: &DozeCounts,
-    ) -> Result<Frozen, EngineError> {
+    ) -> Result<(), EngineError> {
         let _turn = self.turning.lock().await;
         self.frozen.store(true, Ordering::SeqCst);
         if self.holds.count() > 0 {
             self.frozen.store(false, Ordering::SeqCst);
-            return Ok(Frozen::No);
+            return Ok(());
         }
         if let Err(error) = engine.freeze(instance).await {
             // It may have happened all the same; thawing what is not frozen does no harm.
@@ -125,7 +125,7 @@ impl Doze {
             return Err(error);
         }
         counts.dozed.fetch_add(1, Ordering::Relaxed);
-        Ok(Frozen::Yes)
+        Ok(())
     }
 
     /// The processes are other ones now, and not frozen.
@@ -173,13 +173,6 @@ impl Doze {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether processes were frozen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Frozen {
-    Yes,
-    No,
 }
 
 fn is_idle(before: Look, now: Look) -> bool {

@@ -107,7 +107,7 @@ impl SandboxActor {
         shown.state = SandboxState::Killing;
         self.entry.publish(&shown);
         let woken = match self.check_room() {
-            Ok(()) => self.wake_within(&awake, share).await,
+            Ok(()) => self.wake_as(&awake, Waking::AsPaused, share).await,
             refused => refused,
         };
         let Err(error) = woken else {
@@ -130,15 +130,6 @@ impl SandboxActor {
     }
 
     /// Wakes the life that `record` names, at most until `deadline`.
-    pub(crate) async fn wake_within(
-        &self,
-        record: &crate::record::Record,
-        deadline: Deadline,
-    ) -> Result<(), PlatformError> {
-        self.wake_as(record, Waking::AsPaused, deadline).await
-    }
-
-    /// The same, in a given way.
     pub(crate) async fn wake_as(
         &self,
         record: &crate::record::Record,

@@ -141,24 +141,17 @@ impl SandboxActor {
                     return (Err(error), Next::Continue);
                 }
                 let next = self.prove(by).await;
-                (Err(self.capture_failed("its answer was lost")), next)
+                (Err(capture_failed("its answer was lost")), next)
             }
             Captured::Running(error) => {
                 let failed = self.go_on_running(by, &error).await;
                 (Err(failed.err().unwrap_or(error)), Next::Continue)
             }
             Captured::Lost(cause) => {
-                let failed = self.capture_failed(&format!("it took the sandbox down: {cause:?}"));
+                let failed = capture_failed(&format!("it took the sandbox down: {cause:?}"));
                 (Err(failed), self.end_lost(end_reason(cause)).await)
             }
             Captured::Unknown(error) => (Err(error), Next::Continue),
-        }
-    }
-
-    fn capture_failed(&self, detail: &str) -> PlatformError {
-        PlatformError::Engine {
-            step: "capturing it",
-            source: detail.to_owned().into(),
         }
     }
 
@@ -415,7 +408,7 @@ impl SandboxActor {
     }
 
     /// Makes a changed record the sandbox's own once it is written.
-    async fn commit_as(
+    pub(crate) async fn commit_as(
         &mut self,
         changed: Record,
         durability: Durability,
@@ -456,6 +449,13 @@ impl SandboxActor {
             tracing::debug!(sandbox = %self.record.id, %error, "it could not be frozen");
             self.entry.doze.was_busy(now);
         }
+    }
+}
+
+fn capture_failed(detail: &str) -> PlatformError {
+    PlatformError::Engine {
+        step: "capturing it",
+        source: detail.to_owned().into(),
     }
 }
 
