@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use sandhold_platform::PlatformError;
 use sandhold_types::Resources;
 
 const MIB: u64 = 1024 * 1024;
@@ -79,6 +80,14 @@ pub enum Shortage {
         /// The most.
         most: usize,
     },
+}
+
+impl From<Shortage> for PlatformError {
+    fn from(shortage: Shortage) -> Self {
+        Self::Capacity {
+            what: shortage.to_string(),
+        }
+    }
 }
 
 /// Whether one more sandbox with these limits, of which `image_mib` become resident at once, fits.

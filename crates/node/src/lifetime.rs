@@ -2,17 +2,13 @@
 
 use std::time::Duration;
 
-use sandhold_platform::LifetimeChange;
+use sandhold_platform::{AUTO_RESUME_MIN_MS, LifetimeChange, NewLifetime, Resume};
 use sandhold_types::{Clocking, Lifetime, Timestamp};
 
 /// The lifetime after `change` at `now`. The caller also notes activity at `now`, which is what
 /// makes an idle window begin again.
 pub(crate) fn after(lifetime: Lifetime, change: LifetimeChange, now: Timestamp) -> Lifetime {
-    let end = |after_ms: Option<u64>| {
-        after_ms.map_or(Timestamp::FAR_FUTURE, |ms| {
-            now.plus(Duration::from_millis(ms))
-        })
-    };
+    let end = |after_ms| from_now(now, after_ms);
     let clocking = match (change, lifetime.clocking) {
         (LifetimeChange::OnTimeout(on_timeout), _) => {
             return Lifetime {
@@ -42,6 +38,35 @@ pub(crate) fn after(lifetime: Lifetime, change: LifetimeChange, now: Timestamp) 
         clocking,
         ..lifetime
     }
+}
+
+/// The lifetime of a sandbox that wakes at `now` and was made for `life_ms`; `None` is never.
+pub(crate) fn after_wake(
+    lifetime: Lifetime,
+    life_ms: Option<u64>,
+    resume: &Resume,
+    now: Timestamp,
+) -> Lifetime {
+    let clocking = match (lifetime.clocking, resume.lifetime) {
+        (Clocking::Deadline { .. }, NewLifetime::After(ms)) => Clocking::Deadline {
+            end: from_now(now, ms),
+        },
+        (Clocking::Deadline { .. }, NewLifetime::AsMade) => Clocking::Deadline {
+            end: from_now(now, life_ms.map(|ms| ms.max(AUTO_RESUME_MIN_MS))),
+        },
+        (Clocking::Idle { .. }, NewLifetime::After(window_ms)) => Clocking::Idle { window_ms },
+        (idle @ Clocking::Idle { .. }, NewLifetime::AsMade) => idle,
+    };
+    Lifetime {
+        clocking,
+        on_timeout: resume.on_timeout.unwrap_or(lifetime.on_timeout),
+    }
+}
+
+fn from_now(now: Timestamp, after_ms: Option<u64>) -> Timestamp {
+    after_ms.map_or(Timestamp::FAR_FUTURE, |ms| {
+        now.plus(Duration::from_millis(ms))
+    })
 }
 
 #[cfg(test)]

@@ -265,11 +265,8 @@ impl Node {
         }
         let (promised_mib, sandboxes) = self.registry().promised();
         let room = capacity::measure(self.dependencies().layout.root(), promised_mib, sandboxes);
-        capacity::check(&room, &self.config().capacity, wanted, image_mib).map_err(|shortage| {
-            PlatformError::Capacity {
-                what: shortage.to_string(),
-            }
-        })
+        let policy = &self.config().capacity;
+        Ok(capacity::check(&room, policy, wanted, image_mib)?)
     }
 
     /// Tells the sandbox's actor something and waits for its answer, within the deadline.

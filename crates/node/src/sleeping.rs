@@ -17,12 +17,10 @@ use std::time::Duration;
 
 use sandhold_engine::EngineError;
 use sandhold_platform::{
-    AUTO_RESUME_MIN_MS, BusyWith, GuestHealth, LifetimeChange, NewLifetime, Pause, PlatformError,
-    Resume, Sleep, Waking, Woken,
+    BusyWith, GuestHealth, LifetimeChange, NewLifetime, Pause, PlatformError, Resume, Sleep,
+    Waking, Woken,
 };
-use sandhold_types::{
-    Actor, Clocking, Deadline, EndReason, Incarnation, Lifetime, Operation, SandboxState, Timestamp,
-};
+use sandhold_types::{Actor, Deadline, EndReason, Incarnation, Operation, SandboxState};
 
 use crate::{
     actor::{Next, REMOVAL_BUDGET, SandboxActor, end_reason},
@@ -30,6 +28,7 @@ use crate::{
     capacity,
     create::unresponsive,
     layout::Durability,
+    lifetime,
     record::{Image, Proof, Record},
     remove,
     sleep::{self, Captured},
@@ -51,29 +50,6 @@ impl Activity {
                 attached + self.executions + self.streams > 0
             }
         }
-    }
-}
-
-/// The lifetime of a sandbox that wakes at `now`.
-fn lifetime_after_wake(record: &Record, resume: &Resume, now: Timestamp) -> Lifetime {
-    let from_now = |ms: Option<u64>| {
-        ms.map_or(Timestamp::FAR_FUTURE, |ms| {
-            now.plus(Duration::from_millis(ms))
-        })
-    };
-    let clocking = match (record.lifetime.clocking, resume.lifetime) {
-        (Clocking::Deadline { .. }, NewLifetime::After(ms)) => {
-            Clocking::Deadline { end: from_now(ms) }
-        }
-        (Clocking::Deadline { .. }, NewLifetime::AsMade) => Clocking::Deadline {
-            end: from_now(record.life_ms.map(|ms| ms.max(AUTO_RESUME_MIN_MS))),
-        },
-        (Clocking::Idle { .. }, NewLifetime::After(window_ms)) => Clocking::Idle { window_ms },
-        (idle @ Clocking::Idle { .. }, NewLifetime::AsMade) => idle,
-    };
-    Lifetime {
-        clocking,
-        on_timeout: resume.on_timeout.unwrap_or(record.lifetime.on_timeout),
     }
 }
 
@@ -271,7 +247,8 @@ impl SandboxActor {
     async fn wake_up(&mut self, resume: &Resume, by: Actor) -> Result<(), PlatformError> {
         let mut awake = self.record.clone();
         let now = self.dependencies.clock.now();
-        awake.lifetime = lifetime_after_wake(&self.record, resume, now);
+        awake.lifetime =
+            lifetime::after_wake(self.record.lifetime, self.record.life_ms, resume, now);
         if let NewLifetime::After(ms) = resume.lifetime {
             awake.life_ms = ms;
         }
@@ -393,18 +370,12 @@ impl SandboxActor {
         let (promised_mib, sandboxes) = self.registry.promised();
         let root = self.dependencies.layout.root();
         let room = capacity::measure(root, promised_mib, sandboxes);
-        capacity::check_awake(&room, &self.policy).map_err(|shortage| PlatformError::Capacity {
-            what: shortage.to_string(),
-        })
+        Ok(capacity::check_awake(&room, &self.policy)?)
     }
 
     fn check_disk(&self, image_bytes: u64) -> Result<(), PlatformError> {
         let room = capacity::measure(self.dependencies.layout.root(), 0, 0);
-        capacity::check_image(&room, &self.policy, image_bytes).map_err(|shortage| {
-            PlatformError::Capacity {
-                what: shortage.to_string(),
-            }
-        })
+        Ok(capacity::check_image(&room, &self.policy, image_bytes)?)
     }
 
     /// Makes a changed record the sandbox's own once it is written.
