@@ -2,12 +2,16 @@
 //!
 //! ```text
 //!   accept ──> connection (token) ──> router, with [`ConnectionHandle`] in the extensions
-//!                    ^ close: at /init, every connection of the earlier life but the caller's
-//!                    ^ drain: at /quiesce, as soon as no request is being answered
+//!                    ^ close: at /init and at /quiesce, every connection but the caller's
 //! ```
 //!
-//! Invariant: after an `/init` nobody talks over a connection that was opened before it, except
-//! the host that made the call. A copy of a sandbox must not answer the clients of the original.
+//! Invariants:
+//! - After an `/init` nobody talks over a connection that was opened before it, except the host
+//!   that made the call. A copy of a sandbox must not answer the clients of the original.
+//! - After a `/quiesce` no connection but the host's own is open. One that is open while memory is
+//!   captured is reset by the engine in the middle of writing the image; the event that this makes
+//!   can tear the list of ready descriptors that is being written, and what was waited for beside
+//!   it is never reported again after a restore (gVisor issue 13920).
 
 use std::{
     collections::HashMap,
@@ -27,7 +31,10 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
 };
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
@@ -49,13 +56,10 @@ pub struct Connections {
 #[derive(Debug, Default)]
 struct Shared {
     next_id: AtomicU64,
-    open: Mutex<HashMap<u64, Tokens>>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Tokens {
-    close: CancellationToken,
-    drain: CancellationToken,
+    /// What closes each of them.
+    open: Mutex<HashMap<u64, CancellationToken>>,
+    /// Told of each connection that is gone.
+    gone: Notify,
 }
 
 /// Which connection a request came over; every request has it in its extensions.
@@ -67,19 +71,20 @@ pub struct ConnectionHandle(u64);
 pub struct OpenConnection {
     connections: Connections,
     handle: ConnectionHandle,
-    tokens: Tokens,
+    close: CancellationToken,
 }
 
 impl OpenConnection {
     /// Resolves when the connection must be closed at once.
     pub async fn closed(&self) {
-        self.tokens.close.cancelled().await;
+        self.close.cancelled().await;
     }
 }
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.connections.lock().remove(&self.handle.0);
+        self.connections.shared.gone.notify_waiters();
     }
 }
 
@@ -92,44 +97,48 @@ impl Connections {
             return None;
         }
         let id = self.shared.next_id.fetch_add(1, Ordering::Relaxed);
-        let tokens = Tokens::default();
-        open.insert(id, tokens.clone());
+        let close = CancellationToken::new();
+        open.insert(id, close.clone());
         Some(OpenConnection {
             connections: self.clone(),
             handle: ConnectionHandle(id),
-            tokens,
+            close,
         })
     }
 
     /// Closes every other connection at once.
     pub fn close_others(&self, but: Option<ConnectionHandle>) {
-        for tokens in self.others(but) {
-            tokens.close.cancel();
+        for (id, close) in &*self.lock() {
+            if !is(*id, but) {
+                close.cancel();
+            }
         }
     }
 
-    /// Closes every other connection as soon as it is answering nothing.
-    pub fn drain_others(&self, but: Option<ConnectionHandle>) {
-        for tokens in self.others(but) {
-            tokens.drain.cancel();
+    /// Resolves when no other connection is open any more.
+    pub async fn others_gone(&self, but: Option<ConnectionHandle>) {
+        loop {
+            let gone = self.shared.gone.notified();
+            tokio::pin!(gone);
+            // From here on it hears of each, so that none can go unnoticed between look and wait.
+            gone.as_mut().enable();
+            if self.lock().keys().all(|id| is(*id, but)) {
+                return;
+            }
+            gone.await;
         }
     }
 
-    fn others(&self, but: Option<ConnectionHandle>) -> Vec<Tokens> {
-        let kept = but.map(|handle| handle.0);
-        let open = self.lock();
-        open.iter()
-            .filter(|(id, _)| Some(**id) != kept)
-            .map(|(_, tokens)| tokens.clone())
-            .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Tokens>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, CancellationToken>> {
         self.shared
             .open
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is(id: u64, handle: Option<ConnectionHandle>) -> bool {
+    handle == Some(ConnectionHandle(id))
 }
 
 /// Listens on the address.
@@ -177,18 +186,10 @@ async fn serve_connection(stream: TcpStream, router: Router, open: OpenConnectio
         .max_headers(HEADERS_MAX);
     builder.http2().timer(TokioTimer::new());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    let mut draining = false;
-    loop {
-        tokio::select! {
-            // Failures of a connection are its client's affair.
-            _ = connection.as_mut() => return,
-            () = open.tokens.close.cancelled() => return,
-            () = open.tokens.drain.cancelled(), if !draining => {
-                draining = true;
-                connection.as_mut().graceful_shutdown();
-            }
-        }
+    tokio::select! {
+        // Failures of a connection are its client's affair.
+        _ = connection => {}
+        () = open.close.cancelled() => {}
     }
 }
 
@@ -202,8 +203,8 @@ mod tests {
         let caller = connections.open().unwrap();
         let other = connections.open().unwrap();
         connections.close_others(Some(caller.handle));
-        assert!(other.tokens.close.is_cancelled());
-        assert!(!caller.tokens.close.is_cancelled());
+        assert!(other.close.is_cancelled());
+        assert!(!caller.close.is_cancelled());
         drop(other);
         assert_eq!(connections.lock().len(), 1);
     }

@@ -125,10 +125,11 @@ pub trait AgentControl: Send + Sync + std::fmt::Debug {
         deadline: Deadline,
     ) -> Result<(), AgentError>;
 
-    /// Has it bring streams and files in order, because it is about to be captured.
+    /// Has it close every connection to it, because it is about to be captured, and returns when
+    /// the one of this call is closed too.
     ///
     /// # Errors
-    /// No answer in time, or a refusal; it can be captured all the same.
+    /// No answer in time, or a refusal. What is captured all the same may not wake up.
     async fn quiesce(
         &self,
         id: &SandboxId,
@@ -192,6 +193,19 @@ impl HttpAgent {
         request: (Method, &str, Bytes),
         deadline: Deadline,
     ) -> Result<(StatusCode, Bytes), AgentError> {
+        self.exchange(id, token, request, Until::Answered, deadline)
+            .await
+    }
+
+    /// One call on a connection of its own.
+    async fn exchange(
+        &self,
+        id: &SandboxId,
+        token: &Token,
+        request: (Method, &str, Bytes),
+        until: Until,
+        deadline: Deadline,
+    ) -> Result<(StatusCode, Bytes), AgentError> {
         let (method, path, body) = request;
         let exchange = async {
             let stream = self.network.dial(id, AGENT_PORT, deadline).await?;
@@ -203,6 +217,7 @@ impl HttpAgent {
                 .method(method)
                 .uri(path)
                 .header("host", "agent")
+                .header("connection", "close")
                 .header("content-type", "application/json")
                 .header("x-sandhold-control", token.expose())
                 .body(Full::new(body))
@@ -219,7 +234,12 @@ impl HttpAgent {
             // The connection is driven beside the exchange and ends with it.
             tokio::pin!(answer, connection);
             tokio::select! {
-                answer = &mut answer => answer,
+                answer = &mut answer => {
+                    if until == Until::Closed {
+                        connection.as_mut().await.map_err(AgentError::Exchange)?;
+                    }
+                    answer
+                }
                 ended = &mut connection => {
                     ended.map_err(AgentError::Exchange)?;
                     answer.await
@@ -241,10 +261,7 @@ impl HttpAgent {
         deadline: Deadline,
     ) -> Result<(), AgentError> {
         let request = (Method::POST, path, Bytes::new());
-        match self.call(id, token, request, deadline).await? {
-            (status, _) if status.is_success() => Ok(()),
-            (status, body) => Err(status_error(status, &body)),
-        }
+        done(self.call(id, token, request, deadline).await?)
     }
 
     /// Repeats a call while the agent is not up yet: refused, reset, or answering 503. A try that
@@ -288,6 +305,24 @@ impl HttpAgent {
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
+    }
+}
+
+/// When a call is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// When all of the answer is there.
+    Answered,
+    /// When the agent has closed the connection too.
+    Closed,
+}
+
+/// The answer of a call that has none but its status.
+fn done((status, body): (StatusCode, Bytes)) -> Result<(), AgentError> {
+    if status.is_success() {
+        Ok(())
+    } else {
+        Err(status_error(status, &body))
     }
 }
 
@@ -354,7 +389,10 @@ impl AgentControl for HttpAgent {
         token: &Token,
         deadline: Deadline,
     ) -> Result<(), AgentError> {
-        self.tell(id, token, "/quiesce", deadline).await
+        let request = (Method::POST, "/quiesce", Bytes::new());
+        // Its own connection must not be open either while memory is captured.
+        let answer = self.exchange(id, token, request, Until::Closed, deadline);
+        done(answer.await?)
     }
 
     async fn restart(

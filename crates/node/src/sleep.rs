@@ -30,8 +30,8 @@ pub(crate) const CAPTURE_BUDGET: Duration = Duration::from_secs(300);
 const END_GRACE: Duration = Duration::from_secs(5);
 /// How long a capture that was given up may go on.
 const SETTLE_BUDGET: Duration = Duration::from_secs(60);
-/// How long the agent may take to bring its streams and files in order before a capture.
-const QUIESCE_BUDGET: Duration = Duration::from_millis(500);
+/// How long the agent may take to close its connections before a capture.
+const QUIESCE_BUDGET: Duration = Duration::from_secs(2);
 
 /// What became of a sandbox that was to be captured.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(crate) async fn capture(dependencies: &Dependencies, record: &Record) -> Cap
             .quiesce(&record.id, &record.tokens.control, after(QUIESCE_BUDGET));
     if let Err(error) = quiet.await {
         // A silent guest is captured as it is.
-        tracing::debug!(sandbox = %record.id, %error, "captured without having been told");
+        tracing::debug!(sandbox = %record.id, %error, "captured with connections open");
     }
     dependencies.faults.reach("pause.quiesced");
     let instance = dependencies.layout.instance(&record.id, record.incarnation);

@@ -376,6 +376,17 @@ impl Events {
         }
     }
 
+    /// Waits for the end of the connection; whether it broke off before the last frame.
+    pub async fn is_cut(mut self) -> bool {
+        loop {
+            let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await;
+            match frame.expect("something comes") {
+                Some(Ok(_)) => {}
+                ended => return ended.is_some(),
+            }
+        }
+    }
+
     pub async fn pid(&mut self) -> u32 {
         let event = self.next().await.expect("a start event");
         let pid = &event["event"]["start"]["pid"];
