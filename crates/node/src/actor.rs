@@ -148,6 +148,8 @@ pub(crate) struct Guard {
     pub(crate) since: Timestamp,
     /// Whether its activity has been read once (R-L5).
     pub(crate) is_warm: bool,
+    /// Whether it was busy when its activity was last read.
+    pub(crate) was_busy: bool,
     /// No automatic pause before this.
     pub(crate) pause_not_before: Timestamp,
     /// The lives of which processes, network or files may be left.
@@ -160,6 +162,7 @@ impl Guard {
         Self {
             since: now,
             is_warm: false,
+            was_busy: false,
             pause_not_before: now,
             left_overs: BTreeSet::new(),
         }
@@ -357,7 +360,7 @@ impl SandboxActor {
 
     async fn sweep_running(&mut self) -> Next {
         let now = self.dependencies.clock.now();
-        if !self.entry.is_over(now) || self.is_busy_inside().await {
+        if !self.is_over(now).await {
             return Next::Continue;
         }
         match self.record.lifetime.on_timeout {
@@ -377,11 +380,9 @@ impl SandboxActor {
         if now < self.guard.pause_not_before {
             return Next::Continue;
         }
-        if !self.guard.is_warm && now.since(self.guard.since) < WARM_UP_MAX {
-            self.guard.is_warm = self.activity().await.is_ok();
-            if !self.guard.is_warm {
-                return Next::Continue;
-            }
+        let warming_up = !self.guard.is_warm && now.since(self.guard.since) < WARM_UP_MAX;
+        if warming_up && self.activity().await.is_err() {
+            return Next::Continue;
         }
         let pause = Pause {
             keeps: self.record.timeout_keeps,
@@ -395,32 +396,40 @@ impl SandboxActor {
         next
     }
 
-    /// Whether a command or an execution keeps an idle clock from running out (R-L5). A fixed
-    /// deadline asks nobody, and a window of zero means now.
-    async fn is_busy_inside(&mut self) -> bool {
-        let Clocking::Idle {
-            window_ms: Some(1..),
-        } = self.record.lifetime.clocking
-        else {
-            return false;
-        };
-        let activity = self.activity().await;
-        self.guard.is_warm |= activity.is_ok();
-        let busy = activity.is_ok_and(|activity| activity.keeps_awake(self.record.busy_with));
-        if busy {
-            self.entry.touch(self.dependencies.clock.now());
+    /// Whether it is over. An idle clock is asked again after the agent was, because a command or an
+    /// execution keeps it from running out (R-L5). A fixed deadline asks nobody, and a window of
+    /// zero means now.
+    async fn is_over(&mut self, now: Timestamp) -> bool {
+        let asks = matches!(
+            self.record.lifetime.clocking,
+            Clocking::Idle {
+                window_ms: Some(1..)
+            }
+        );
+        if asks && self.entry.is_over(now) {
+            // One that does not answer is not kept by that.
+            let _ = self.activity().await;
         }
-        busy
+        self.entry.is_over(now)
     }
 
-    /// Asks the agent how busy it is, thawing the sandbox for that if need be.
-    pub(crate) async fn activity(&self) -> Result<Activity, AgentError> {
+    /// Asks the agent how busy it is, thawing the sandbox for that if need be, and moves the idle
+    /// clock by the answer: while it is busy, and once more when it is seen not to be any more,
+    /// because it ended some time after the last look.
+    pub(crate) async fn activity(&mut self) -> Result<Activity, AgentError> {
         // Whether it can be thawed shows in whether it answers.
         let _awake = self.dependencies.hold(&self.entry).await;
         let deadline = self.deadline(ACTIVITY_BUDGET);
         let agent = &self.dependencies.agent;
         let token = &self.record.tokens.control;
-        agent.activity(&self.record.id, token, deadline).await
+        let activity = agent.activity(&self.record.id, token, deadline).await?;
+        self.guard.is_warm = true;
+        let busy = activity.keeps_awake(self.record.busy_with);
+        if busy || self.guard.was_busy {
+            self.entry.touch(self.dependencies.clock.now());
+        }
+        self.guard.was_busy = busy;
+        Ok(activity)
     }
 
     pub(crate) async fn change_lifetime(

@@ -397,7 +397,6 @@ impl SandboxActor {
             return;
         }
         let activity = self.activity().await;
-        self.guard.is_warm |= activity.is_ok();
         // One that does not answer is left alone, as one that works is.
         if !activity.is_ok_and(|activity| !activity.is_busy()) {
             self.entry.doze.was_busy(now);

@@ -370,6 +370,29 @@ async fn a_running_command_keeps_it_awake_and_one_in_the_background_if_the_polic
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_command_that_ends_between_two_looks_is_followed_by_a_whole_window() {
+    // R-L5
+    let machine = Machine::new();
+    let node = machine.start().await;
+    machine.agent.busy.store(1, Ordering::Release);
+    let mut wanted = request(Clocking::Idle {
+        window_ms: Some(1_000),
+    });
+    wanted.lifetime.on_timeout = OnTimeout::Pause;
+    let made = node.create(wanted, within(10)).await.unwrap();
+    let a_window_passes = async || {
+        machine.clock.advance(Duration::from_secs(1));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    a_window_passes().await;
+    machine.agent.busy.store(0, Ordering::Release);
+    a_window_passes().await;
+    assert_eq!(state(&node, &made.id), SandboxState::Running);
+    a_window_passes().await;
+    assert_eq!(state(&node, &made.id), SandboxState::Paused);
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_a_restart_nothing_is_paused_until_its_activity_was_read_once() {
     // R-L5
     let machine = Machine::new();

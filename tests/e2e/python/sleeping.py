@@ -44,5 +44,3 @@ class Raw:
     def __exit__(self, *_):
         wire.api("DELETE", f"/sandboxes/{self.sandbox_id}")
 
-# A fault that is not mended yet: docs/limits.md, "Known not to work".
-STANDS_STILL = "a guest that syncs its files while it is captured can stand still after every restore"

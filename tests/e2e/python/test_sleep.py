@@ -13,7 +13,7 @@ import pytest
 import wire
 from conftest import eventually
 from e2b import Sandbox, SandboxNotFoundException, SandboxQuery, SandboxState
-from sleeping import STANDS_STILL, Raw, events, state, times
+from sleeping import Raw, events, state, times
 from test_gateway import get, serve
 from test_templates import define  # noqa: F401, a fixture
 
@@ -170,7 +170,6 @@ print(n)
 """
 
 
-@pytest.mark.skip(reason=STANDS_STILL)
 def test_bc_100_a_database_that_is_written_to_stays_whole(sandbox):
     sandbox.files.write("/tmp/writer.py", WRITER)
     begin = "import sqlite3; db = sqlite3.connect('/home/user/wal.db')\n" \
@@ -216,7 +215,6 @@ def test_bc_120_the_images_defaults_hold_after_a_disk_only_resume(define, new): 
     assert sandbox.commands.run("pgrep -c -x sleep").stdout == "1\n"
 
 
-@pytest.mark.skip(reason=STANDS_STILL)
 def test_a_reboot_brings_files_back_and_processes_anew(interpreter):
     # Wire contract 1.4: `memory: false`
     printed(interpreter, "x = 41")
