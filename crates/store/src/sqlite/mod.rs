@@ -5,7 +5,8 @@
 //!                └──▶ bounded queues ─▶ reader threads  (query-only connections, WAL snapshots)
 //! ```
 //!
-//! Owns: the database file and the threads that touch it.
+//! Owns: the database file, the threads that touch it, and the keys that were asked for last
+//! ([`known`]).
 //!
 //! Invariants:
 //! - No statement runs on an async worker, and reads never wait for writes (R-P9): they have their
@@ -13,21 +14,30 @@
 //! - One verb is one transaction; what was answered is on the disk (`synchronous=FULL`).
 //! - Every queue is bounded; past it the caller gets [`StoreError::Overloaded`].
 //!
-//! Never: interprets what it stores, keeps time, or keeps a cache.
+//! Never: interprets what it stores, or keeps time.
 
 mod idempotency;
 mod keys;
+mod known;
 mod schema;
 mod worker;
 
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use async_trait::async_trait;
 use rusqlite::OptionalExtension;
 use sandhold_types::{Generation, KeyId, SandboxId, Timestamp};
 
-use self::worker::{Access, Worker};
+use self::{
+    known::KnownKeys,
+    worker::{Access, Worker},
+};
 use crate::{
     ClaimOutcome, ClaimRequest, CompleteOutcome, CreateKeyOutcome, IdempotencyScope, KeyDigest,
     KeyRecord, KeyScope, NewKey, RevokeOutcome, SecretBytes, Store, StoreError, StoreLimits,
@@ -44,6 +54,7 @@ pub struct SqliteStore {
     writer: Worker,
     readers: [Worker; READERS],
     next_reader: AtomicUsize,
+    known: Arc<KnownKeys>,
 }
 
 impl SqliteStore {
@@ -71,6 +82,7 @@ impl SqliteStore {
             writer,
             readers,
             next_reader: AtomicUsize::new(0),
+            known: Arc::default(),
         })
     }
 
@@ -114,8 +126,19 @@ impl Store for SqliteStore {
     }
 
     async fn find_key(&self, digest: &KeyDigest) -> Result<Option<KeyRecord>, StoreError> {
+        let seen = match self.known.find(digest) {
+            Ok(key) => return Ok(Some(key)),
+            Err(seen) => seen,
+        };
         let digest = digest.clone();
-        self.reader().read(move |c| keys::find(c, &digest)).await
+        let (found, digest) = self
+            .reader()
+            .read(move |c| Ok((keys::find(c, &digest)?, digest)))
+            .await?;
+        if let Some(key) = &found {
+            self.known.learn(digest, key.clone(), seen);
+        }
+        Ok(found)
     }
 
     async fn list_keys(&self, scope: &KeyScope) -> Result<Vec<KeyRecord>, StoreError> {
@@ -130,12 +153,16 @@ impl Store for SqliteStore {
         at: Timestamp,
     ) -> Result<RevokeOutcome, StoreError> {
         let (scope, id) = (scope.clone(), id.clone());
+        let (known, revoked) = (Arc::clone(&self.known), id.clone());
+        // Where the caller cannot give up in between: a key that is revoked must not stay known.
+        let forget = move || known.forget(&revoked);
         self.writer
-            .write(move |t| keys::revoke(t, &scope, &id, at))
+            .write_then(move |t| keys::revoke(t, &scope, &id, at), forget)
             .await
     }
 
     async fn note_key_used(&self, id: &KeyId, at: Timestamp) -> Result<(), StoreError> {
+        self.known.used(id, at);
         let id = id.clone();
         self.writer
             .write(move |t| keys::note_used(t, &id, at))

@@ -58,14 +58,24 @@ impl Worker {
         &self,
         verb: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
+        self.write_then(verb, || ()).await
+    }
+
+    /// The same, and does `then` when it is over, before the caller is told, whether there still
+    /// is one or not.
+    pub(super) async fn write_then<T: Send + 'static>(
+        &self,
+        verb: impl FnOnce(&Transaction<'_>) -> Result<T, StoreError> + Send + 'static,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<T, StoreError> {
         self.run(move |connection| {
             let transaction = connection
                 .transaction_with_behavior(TransactionBehavior::Immediate)
                 .map_err(failed("beginning a transaction"))?;
             let value = verb(&transaction)?;
-            transaction
-                .commit()
-                .map_err(failed("committing a transaction"))?;
+            let committed = transaction.commit();
+            then();
+            committed.map_err(failed("committing a transaction"))?;
             Ok(value)
         })
         .await
