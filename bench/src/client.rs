@@ -1,7 +1,10 @@
 //! A client of the server's public API: what an SDK would send, with as little of its own time in
 //! between as possible.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
@@ -15,6 +18,8 @@ pub(crate) struct Client {
     url: String,
     key: String,
     agent: ureq::Agent,
+    /// Where the server keeps its files.
+    pub(crate) data: PathBuf,
 }
 
 /// A sandbox of this client.
@@ -25,11 +30,37 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
+    fn read(answer: &Value) -> anyhow::Result<Self> {
+        let text = |field: &'static str| answer[field].as_str().context(field);
+        Ok(Self {
+            id: text("sandboxID")?.to_owned(),
+            token: text("envdAccessToken")?.to_owned(),
+        })
+    }
+
     fn agent_headers(&self) -> [(&str, &str); 2] {
         [
             ("e2b-sandbox-id", self.id.as_str()),
             ("e2b-sandbox-port", "49983"),
         ]
+    }
+}
+
+/// A snapshot as the server tells of it.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) id: String,
+    /// For how long its source stood still.
+    pub(crate) paused_ms: u64,
+}
+
+impl Taken {
+    fn read(answer: &Value) -> anyhow::Result<Self> {
+        let id = answer["snapshotID"].as_str();
+        Ok(Self {
+            id: id.context("snapshotID")?.to_owned(),
+            paused_ms: answer["pausedMs"].as_u64().context("pausedMs")?,
+        })
     }
 }
 
@@ -51,6 +82,7 @@ impl Client {
             url: variable("SANDHOLD_URL")?,
             key: variable("SANDHOLD_API_KEY")?,
             agent: config.into(),
+            data: variable("SANDHOLD_DATA_DIR")?.into(),
         })
     }
 
@@ -91,18 +123,57 @@ impl Client {
         });
         let (status, text) = self.send(("POST", "/v2/sandboxes"), &[], body.to_string())?;
         ensure!(status == 201, "create answered {status}: {text}");
-        let answer: Value = serde_json::from_str(&text)?;
-        let id = answer["sandboxID"]
-            .as_str()
-            .context("no sandboxID")?
-            .to_owned();
-        let token = answer["envdAccessToken"]
-            .as_str()
-            .context("no envdAccessToken")?
-            .to_owned();
-        let sandbox = Sandbox { id, token };
+        let sandbox = Sandbox::read(&serde_json::from_str(&text)?)?;
         self.ask_agent(&sandbox)?;
         Ok(sandbox)
+    }
+
+    /// Takes a snapshot.
+    pub(crate) fn snapshot(&self, sandbox: &Sandbox) -> anyhow::Result<Taken> {
+        let path = format!("/sandboxes/{}/snapshots", sandbox.id);
+        let (status, text) = self.send(("POST", &path), &[], String::new())?;
+        ensure!(status == 201, "snapshot answered {status}: {text}");
+        Taken::read(&serde_json::from_str(&text)?)
+    }
+
+    /// Removes a snapshot.
+    pub(crate) fn delete_snapshot(&self, id: &str) -> anyhow::Result<()> {
+        let path = format!("/templates/{id}");
+        let (status, text) = self.send(("DELETE", &path), &[], String::new())?;
+        ensure!(
+            status == 204,
+            "deleting a snapshot answered {status}: {text}"
+        );
+        Ok(())
+    }
+
+    /// Takes a sandbox back to a snapshot.
+    pub(crate) fn roll_back(&self, sandbox: &Sandbox, snapshot: &str) -> anyhow::Result<()> {
+        let path = format!("/sandboxes/{}/rollback", sandbox.id);
+        let body = json!({"snapshotID": snapshot}).to_string();
+        let (status, text) = self.send(("POST", &path), &[], body)?;
+        ensure!(status == 200, "rollback answered {status}: {text}");
+        Ok(())
+    }
+
+    /// Copies a sandbox in one call and waits until each copy's data plane answers a request.
+    pub(crate) fn clones(
+        &self,
+        sandbox: &Sandbox,
+        count: usize,
+        concurrency: usize,
+    ) -> anyhow::Result<Vec<Sandbox>> {
+        let path = format!("/sandboxes/{}/clones", sandbox.id);
+        let body = json!({"count": count, "concurrency": concurrency}).to_string();
+        let (status, text) = self.send(("POST", &path), &[], body)?;
+        ensure!(status == 201, "clones answered {status}: {text}");
+        let answer: Vec<Value> = serde_json::from_str(&text)?;
+        let copies = answer.iter().map(|copy| Sandbox::read(&copy["sandbox"]));
+        let copies: Vec<Sandbox> = copies.collect::<anyhow::Result<_>>()?;
+        for copy in &copies {
+            self.ask_agent(copy)?;
+        }
+        Ok(copies)
     }
 
     /// One request to the sandbox's agent.

@@ -18,6 +18,11 @@ impl Samples {
         self.milliseconds.extend_from_slice(&more.milliseconds);
     }
 
+    /// All of them one after the other.
+    pub(crate) fn total(&self) -> Duration {
+        Duration::from_secs_f64(self.milliseconds.iter().sum::<f64>() / 1000.0)
+    }
+
     /// The value below which `percent` of the samples lie (nearest rank).
     pub(crate) fn percentile(&self, percent: usize) -> f64 {
         let mut sorted = self.milliseconds.clone();

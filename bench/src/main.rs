@@ -7,6 +7,7 @@ mod cold;
 mod figures;
 mod idle;
 mod sleep;
+mod travel;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -70,6 +71,12 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     if wanted("sleep") {
         sleep::by_size(arguments.samples * 3 / 5, &client, &cold, &mut report)?;
+    }
+    if wanted("travel") {
+        travel::by_size(arguments.samples / 4, &client, &cold, &mut report)?;
+    }
+    if wanted("clones") {
+        travel::clones(arguments.samples / 4, &client, &cold, &mut report)?;
     }
     if wanted("doze") {
         sleep::doze(arguments.samples, &client, &mut report)?;

@@ -129,7 +129,7 @@ pub(crate) fn sleepers(count: usize, client: &Client, report: &mut Report) -> an
 }
 
 /// Text that does not repeat within a page, so that nothing can share or drop it.
-fn filler(megabytes: usize) -> String {
+pub(crate) fn filler(megabytes: usize) -> String {
     let mut text = String::with_capacity(megabytes * 1_000_000 + 32);
     let mut number = 0u64;
     while text.len() < megabytes * 1_000_000 {

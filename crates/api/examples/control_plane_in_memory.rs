@@ -24,8 +24,10 @@ async fn main() {
     let templates = Arc::new(common::platform::MemoryTemplates::new());
     let platform =
         common::platform::MemoryPlatform::new(clock.clone(), entropy.clone(), templates.clone());
+    let platform = Arc::new(platform);
     let parts = ApiParts {
-        platform: Arc::new(platform),
+        platform: platform.clone(),
+        travel: platform,
         templates,
         store,
         clock,

@@ -111,6 +111,7 @@ pub fn page_tokens(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    let opened = PageKey::new([7; 32]).open(Question::of(["fuzz"]), text);
+    let opened =
+        PageKey::new([7; 32]).open::<sandhold_types::SandboxId>(Question::of(["fuzz"]), text);
     assert!(opened.is_none());
 }

@@ -1,13 +1,15 @@
 //! Paging through lists: order, position, and the tokens that carry it.
 //!
-//! A token says after which sandbox the next page begins. It is signed, and bound to the tenant and
+//! A token says after which sandbox or snapshot the next page begins. It is signed, and bound to the tenant and
 //! to the filters of the first page, so a forged one or one that is used with another question is
-//! refused (BC-082). A position is (start time, identifier), so pages neither repeat nor skip a
-//! sandbox, whatever is made or removed between them.
+//! refused (BC-082). A position is (start time, identifier), so pages neither repeat nor skip
+//! one, whatever is made or removed between them.
+
+use std::{fmt::Display, str::FromStr};
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use hmac::{Hmac, Mac};
-use sandhold_types::{SandboxId, Timestamp};
+use sandhold_types::Timestamp;
 use sha2::{Digest, Sha256};
 
 use crate::error::ApiError;
@@ -31,11 +33,11 @@ pub(crate) struct Question([u8; QUESTION_BYTES]);
 
 /// Where a page ends.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
-    /// When the last sandbox of the page was started.
+pub(crate) struct Position<Id> {
+    /// When the last one of the page was started.
     pub(crate) started_at: Timestamp,
     /// Which it was.
-    pub(crate) id: SandboxId,
+    pub(crate) id: Id,
 }
 
 impl std::fmt::Debug for PageKey {
@@ -76,11 +78,11 @@ impl PageKey {
 
     /// The token of a page that ends at `position`.
     #[must_use]
-    pub(crate) fn seal(&self, question: Question, position: &Position) -> String {
+    pub(crate) fn seal<Id: Display>(&self, question: Question, position: &Position<Id>) -> String {
         let mut token = Vec::with_capacity(SIGNED_BYTES + MAC_BYTES);
         token.push(VERSION);
         token.extend(position.started_at.unix_ms().to_be_bytes());
-        token.extend(position.id.as_str().as_bytes());
+        token.extend(position.id.to_string().as_bytes());
         token.extend(question.0);
         let mac = self.mac(&token).finalize().into_bytes();
         token.extend(mac);
@@ -89,7 +91,11 @@ impl PageKey {
 
     /// The position in a token; `None` when it was not made by this key for this question.
     #[must_use]
-    pub(crate) fn open(&self, question: Question, token: &str) -> Option<Position> {
+    pub(crate) fn open<Id: FromStr>(
+        &self,
+        question: Question,
+        token: &str,
+    ) -> Option<Position<Id>> {
         // Nothing longer is even decoded.
         if token.len() > 2 * (SIGNED_BYTES + MAC_BYTES) {
             return None;
@@ -109,11 +115,11 @@ impl PageKey {
         })
     }
 
-    pub(crate) fn open_parameter(
+    pub(crate) fn open_parameter<Id: FromStr>(
         &self,
         question: Question,
         token: Option<&str>,
-    ) -> Result<Option<Position>, ApiError> {
+    ) -> Result<Option<Position<Id>>, ApiError> {
         let Some(token) = token.filter(|token| !token.is_empty()) else {
             return Ok(None);
         };
@@ -130,11 +136,11 @@ impl PageKey {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use sandhold_types::SeededEntropy;
+    use sandhold_types::{SandboxId, SeededEntropy};
 
     use super::*;
 
-    fn position(seed: u64, ms: u64) -> Position {
+    fn position(seed: u64, ms: u64) -> Position<SandboxId> {
         Position {
             started_at: Timestamp::from_unix_ms(ms),
             id: SandboxId::generate(&SeededEntropy::new(seed)),
@@ -159,13 +165,13 @@ mod tests {
             let at = at.min(token.len() - 1);
             forged.replace_range(at..=at, &other);
             prop_assume!(forged != token);
-            prop_assert_eq!(key.open(question, &forged), None);
+            prop_assert_eq!(key.open::<SandboxId>(question, &forged), None);
         }
 
         #[test]
         fn garbage_does_not_open(token: String) {
             let key = PageKey::new([7; 32]);
-            prop_assert_eq!(key.open(Question::of(["a"]), &token), None);
+            prop_assert_eq!(key.open::<SandboxId>(Question::of(["a"]), &token), None);
         }
     }
 
@@ -174,11 +180,9 @@ mod tests {
         // BC-082
         let (key, other_key) = (PageKey::new([7; 32]), PageKey::new([8; 32]));
         let token = key.seal(Question::of(["tenant a", "x"]), &position(1, 1));
-        assert_eq!(key.open(Question::of(["tenant b", "x"]), &token), None);
-        assert_eq!(key.open(Question::of(["tenant ", "ax"]), &token), None);
-        assert_eq!(
-            other_key.open(Question::of(["tenant a", "x"]), &token),
-            None
-        );
+        let open = |key: &PageKey, question| key.open::<SandboxId>(question, &token);
+        assert_eq!(open(&key, Question::of(["tenant b", "x"])), None);
+        assert_eq!(open(&key, Question::of(["tenant ", "ax"])), None);
+        assert_eq!(open(&other_key, Question::of(["tenant a", "x"])), None);
     }
 }

@@ -51,6 +51,8 @@ pub struct Limits {
     /// Creates of one tenant that are carried out at once, so that a burst of one does not starve
     /// the others (R-P9).
     pub creates_running_per_tenant_max: usize,
+    /// Copies that one call may make of a sandbox.
+    pub copies_max: usize,
     /// Creates of one tenant that wait for their turn; past it the caller is told to come back.
     pub creates_waiting_per_tenant_max: usize,
 }
@@ -66,6 +68,7 @@ impl Default for Limits {
             pair_value_bytes_max: 128 * 1024 - 1,
             network_ranges_max: 256,
             creates_running_per_tenant_max: 8,
+            copies_max: 100,
             creates_waiting_per_tenant_max: 256,
         }
     }
@@ -78,6 +81,8 @@ pub struct Budgets {
     pub create: Duration,
     /// Putting a sandbox to sleep, and waking it.
     pub sleep: Duration,
+    /// Taking a snapshot, going back to one, and making copies.
+    pub travel: Duration,
     /// Everything else.
     pub other: Duration,
     /// How long an idempotency key is remembered.
@@ -89,6 +94,7 @@ impl Default for Budgets {
         Self {
             create: Duration::from_secs(60),
             sleep: Duration::from_secs(60),
+            travel: Duration::from_secs(120),
             other: Duration::from_secs(30),
             idempotency_kept: Duration::from_secs(24 * 3600),
         }

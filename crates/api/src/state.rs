@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sandhold_governor_driver::{Governor, LocalPlatform};
-use sandhold_platform::{Platform, Templates};
+use sandhold_platform::{Platform, Templates, TimeTravel};
 use sandhold_store::{SecretBytes, Store, StoreError};
 use sandhold_types::{Clock, Entropy};
 
@@ -14,6 +14,8 @@ use crate::{Settings, gate::CreateGate, page::PageKey};
 pub struct ApiParts {
     /// Sandboxes.
     pub platform: Arc<dyn Platform>,
+    /// Snapshots of them.
+    pub travel: Arc<dyn TimeTravel>,
     /// Templates.
     pub templates: Arc<dyn Templates>,
     /// Keys and idempotency records.
@@ -32,6 +34,7 @@ pub struct ApiParts {
 #[derive(Debug, Clone)]
 pub struct ApiState {
     pub(crate) platform: Arc<dyn Platform>,
+    pub(crate) travel: Arc<dyn TimeTravel>,
     pub(crate) templates: Arc<dyn Templates>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -62,6 +65,7 @@ impl ApiState {
         );
         Ok(Self {
             platform: parts.platform,
+            travel: parts.travel,
             templates: parts.templates,
             store: parts.store,
             clock: parts.clock,

@@ -95,6 +95,8 @@ struct Machine {
     calls: Vec<Call>,
     crashed: bool,
     removes_awake_only: bool,
+    captures_stop_it: bool,
+    version: Option<String>,
 }
 
 /// An engine for tests of what is above it.
@@ -129,6 +131,16 @@ impl SimEngine {
     pub fn removing_awake_only(self) -> Self {
         self.machine().removes_awake_only = true;
         self
+    }
+
+    /// From now on a capture ends what it captures, whatever was asked for.
+    pub fn captures_stop_it(&self) {
+        self.machine().captures_stop_it = true;
+    }
+
+    /// From now on it says that it is of this version.
+    pub fn becomes(&self, version: &str) {
+        self.machine().version = Some(version.to_owned());
     }
 
     /// Adds a fault, as [`Self::faulty`] does, to a machine that is in use.
@@ -332,7 +344,11 @@ impl Engine for SimEngine {
     fn identity(&self) -> EngineIdentity {
         EngineIdentity {
             name: "sim".to_owned(),
-            version: "1".to_owned(),
+            version: self
+                .machine()
+                .version
+                .clone()
+                .unwrap_or_else(|| "1".to_owned()),
             cpu_features: String::new(),
         }
     }
@@ -429,8 +445,9 @@ impl Engine for SimEngine {
     ) -> Result<(), EngineError> {
         let id = &instance.id;
         let effect = |machine: &mut Machine| {
+            let stops = after == AfterCapture::Stop || machine.captures_stop_it;
             let living = machine.living(id)?;
-            if after == AfterCapture::Stop {
+            if stops {
                 living.ended.send_replace(Some(ExitCause::Exited(0)));
             }
             fs::create_dir_all(image_directory)?;

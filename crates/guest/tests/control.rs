@@ -172,7 +172,10 @@ async fn quiescing_ends_every_connection_and_no_process() {
     let mut rest = Vec::new();
     let end = tokio::time::timeout(support::PATIENCE, idle.read_to_end(&mut rest)).await;
     assert!(end.is_ok());
-    assert!(events.is_cut().await, "the stream of a command is closed");
+    assert!(
+        events.breaks_off().await,
+        "the stream of a command is closed"
+    );
     fs::write(agent.home().join("go"), "").unwrap();
     eventually("the command goes on", || agent.home().join("done").exists()).await;
 }

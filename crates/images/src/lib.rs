@@ -26,6 +26,7 @@ mod progress;
 mod record;
 mod root_fs;
 mod shelf;
+mod snapshots;
 mod tree;
 
 use std::{path::PathBuf, sync::Arc};
@@ -43,6 +44,7 @@ pub use program::ProgramError;
 pub use progress::{Event, Progress, Silent, Stage};
 pub use record::{ContentKey, RecordError};
 pub use root_fs::RootFsError;
+pub use snapshots::{Lease, Retention, Snapshot, SnapshotError, Snapshots};
 pub use tree::TreeError;
 
 /// One immutable build of a template, ready to make sandboxes from.

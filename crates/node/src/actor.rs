@@ -14,15 +14,18 @@
 //! - A panic while handling one command loses that command's answer, not the sandbox.
 //! - After a removal that failed the sandbox stays `killing`; the sweeper tries again.
 //!
-//! What the commands do is beside it: [`crate::create`], [`crate::sleeping`], [`crate::ending`]. It is
-//! called by the node only, and never calls another actor.
+//! What the commands do is beside it: [`crate::create`], [`crate::sleeping`],
+//! [`crate::snapshotting`], [`crate::rolling_back`], [`crate::ending`]. It is called by the node only,
+//! and never calls another actor.
 
 use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use sandhold_engine::ExitCause;
-use sandhold_images::Build;
-use sandhold_platform::{Egress, LifetimeChange, Pause, PlatformError, Resume, SandboxView, Woken};
+use sandhold_images::{Lease, Snapshot};
+use sandhold_platform::{
+    Egress, LifetimeChange, Pause, PlatformError, Resume, SandboxView, TakeSnapshot, Woken,
+};
 use sandhold_types::{
     Actor, Clocking, Deadline, EndReason, Incarnation, OnTimeout, Operation, SandboxState,
     Timestamp, TransitionRefused,
@@ -33,7 +36,7 @@ use crate::{
     agent::{Activity, AgentError},
     blanks::Blank,
     capacity::CapacityPolicy,
-    create,
+    create::{self, Source},
     layout::Durability,
     lifetime,
     node::Dependencies,
@@ -99,6 +102,19 @@ pub(crate) enum Command {
         deadline: Deadline,
         reply: Reply<(Arc<SandboxView>, Woken)>,
     },
+    /// Capture it and let it go on.
+    Snapshot {
+        wanted: TakeSnapshot,
+        by: Actor,
+        reply: Reply<Arc<Snapshot>>,
+    },
+    /// Take it back to a snapshot.
+    RollBack {
+        to: Lease,
+        by: Actor,
+        deadline: Deadline,
+        reply: Reply<Arc<SandboxView>>,
+    },
     /// Look whether its lifetime is over, or something was not finished.
     Sweep,
     /// Look whether it is idle, and freeze it if so.
@@ -112,8 +128,8 @@ pub(crate) enum Command {
 pub(crate) enum Beginning {
     /// By making the sandbox.
     Create {
-        /// From this build.
-        build: Arc<Build>,
+        /// From this.
+        source: Source,
         /// In these engine processes, if some were ready.
         blank: Option<Blank>,
         /// Until then.
@@ -199,11 +215,11 @@ impl SandboxActor {
     async fn begin(&mut self, beginning: Beginning) -> Next {
         match beginning {
             Beginning::Create {
-                build,
+                source,
                 blank,
                 deadline,
                 reply,
-            } => self.create(&build, blank, deadline, reply).await,
+            } => self.create(source, blank, deadline, reply).await,
             Beginning::Adopted => Next::Continue,
             Beginning::Doubtful(done) => {
                 let next = self.prove(Actor::Recovery).await;
@@ -222,12 +238,14 @@ impl SandboxActor {
 
     async fn create(
         &mut self,
-        build: &Build,
+        source: Source,
         blank: Option<Blank>,
         deadline: Deadline,
         reply: Reply<Arc<SandboxView>>,
     ) -> Next {
-        let made = self.make(build, blank, deadline).await;
+        let made = self.make(&source, blank, deadline).await;
+        // Its bytes need not stay longer.
+        drop(source);
         let failure = match made {
             Ok(()) => {
                 self.entry.publish(&self.record);
@@ -254,7 +272,7 @@ impl SandboxActor {
     /// Makes the sandbox, waiting for a turn so that a burst does not slow every create in it.
     async fn make(
         &mut self,
-        build: &Build,
+        source: &Source,
         blank: Option<Blank>,
         deadline: Deadline,
     ) -> Result<(), PlatformError> {
@@ -262,7 +280,7 @@ impl SandboxActor {
         let making = async {
             let _turn = self.dependencies.launches.acquire().await;
             let dependencies = Arc::clone(&self.dependencies);
-            create::make(&dependencies, &mut self.record, build, blank, deadline).await
+            create::make(&dependencies, &mut self.record, source, blank, deadline).await
         };
         let made = tokio::time::timeout_at(at, AssertUnwindSafe(making).catch_unwind()).await;
         match made {
@@ -325,6 +343,21 @@ impl SandboxActor {
                 let _ = reply.send(connected.map(|woken| (self.entry.view(), woken)));
                 Next::Continue
             }
+            Event::Command(Command::Snapshot { wanted, by, reply }) => {
+                let (taken, next) = self.snapshot(wanted, by).await;
+                let _ = reply.send(taken);
+                next
+            }
+            Event::Command(Command::RollBack {
+                to,
+                by,
+                deadline,
+                reply,
+            }) => {
+                let rolled_back = self.roll_back(&to, by, deadline).await;
+                let _ = reply.send(rolled_back.map(|()| self.entry.view()));
+                Next::Continue
+            }
             Event::Command(Command::Sweep) => self.sweep().await,
             Event::Command(Command::LeftOvers) => {
                 if self.record.state == SandboxState::Paused {
@@ -348,12 +381,18 @@ impl SandboxActor {
     async fn sweep(&mut self) -> Next {
         match self.record.state {
             SandboxState::Killing => self.end_again().await,
-            SandboxState::Pausing | SandboxState::Resuming => self.settle().await,
+            SandboxState::Pausing
+            | SandboxState::Resuming
+            | SandboxState::Snapshotting
+            | SandboxState::RollingBack => self.settle().await,
             SandboxState::Paused => {
                 self.clear_left_overs().await;
                 Next::Continue
             }
-            SandboxState::Running => self.sweep_running().await,
+            SandboxState::Running => {
+                self.clear_left_overs().await;
+                self.sweep_running().await
+            }
             _ => Next::Continue,
         }
     }

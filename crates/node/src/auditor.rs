@@ -71,7 +71,11 @@ pub(crate) async fn look(
         let entry = registry.live(&id.sandbox);
         entry.map_or_else(
             || shelf.claims(&id.sandbox),
-            |entry| entry.view().incarnation == id.incarnation,
+            |entry| {
+                let view = entry.view();
+                // One that is rolled back has two lives, until the new one is proved.
+                view.incarnation == id.incarnation || view.state == SandboxState::RollingBack
+            },
         )
     };
     Some(Unclaimed {

@@ -146,6 +146,23 @@ pub(crate) fn check_awake(room: &Room, policy: &CapacityPolicy) -> Result<(), Sh
     check(&others, &policy, &counted, 0)
 }
 
+/// Whether the memory of a second life of a sandbox, restored from an image of `image_bytes`, fits
+/// beside the first for as long as it takes to prove it.
+pub(crate) fn check_second_life(
+    room: &Room,
+    policy: &CapacityPolicy,
+    image_bytes: u64,
+) -> Result<(), Shortage> {
+    let needed_mib = policy.memory_reserve_mib / 2 + image_bytes.div_ceil(MIB);
+    if room.memory_available_mib < needed_mib {
+        return Err(Shortage::Memory {
+            available_mib: room.memory_available_mib,
+            needed_mib,
+        });
+    }
+    Ok(())
+}
+
 /// Whether an image of `image_bytes` fits on the disk beside the reserve for deletes.
 pub(crate) fn check_image(
     room: &Room,

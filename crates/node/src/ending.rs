@@ -16,7 +16,8 @@ use sandhold_types::{Actor, Deadline, EndReason, ErrorCode, Operation, SandboxSt
 use crate::{
     actor::{BUSY_RETRY, Next, REMOVAL_BUDGET, SandboxActor},
     layout::Durability,
-    remove, sleep,
+    remove,
+    sleep::{self, Restored},
 };
 
 /// What a caller is told to wait after a wake-up for a removal has failed (R-L8).
@@ -107,7 +108,10 @@ impl SandboxActor {
         shown.state = SandboxState::Killing;
         self.entry.publish(&shown);
         let woken = match self.check_room() {
-            Ok(()) => self.wake_as(&awake, Waking::AsPaused, share).await,
+            Ok(()) => match Restored::own(&self.dependencies, &awake, Waking::AsPaused) {
+                Ok(from) => self.restore_as(&awake, &from, share).await,
+                Err(error) => Err(error),
+            },
             refused => refused,
         };
         let Err(error) = woken else {
@@ -129,17 +133,17 @@ impl SandboxActor {
         })
     }
 
-    /// Wakes the life that `record` names, at most until `deadline`.
-    pub(crate) async fn wake_as(
+    /// Restores the life that `record` names, at most until `deadline`.
+    pub(crate) async fn restore_as(
         &self,
         record: &crate::record::Record,
-        waking: Waking,
+        from: &Restored,
         deadline: Deadline,
     ) -> Result<(), PlatformError> {
         let at = tokio::time::Instant::from_std(deadline.instant());
         let wake = async {
             let _turn = self.dependencies.launches.acquire().await;
-            sleep::wake(&self.dependencies, record, waking, deadline).await
+            sleep::restore(&self.dependencies, record, from, deadline).await
         };
         let woken = tokio::time::timeout_at(at, wake).await;
         woken.unwrap_or(Err(PlatformError::Deadline { step: "waking it" }))

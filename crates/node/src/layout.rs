@@ -6,10 +6,12 @@
 //! <data>/sandboxes/<id>/record.json
 //! <data>/sandboxes/<id>/life-<n>/  the directory of its life n, the engine's own
 //! <data>/sandboxes/<id>/image-<n>/ memory and files of its life n, while it sleeps
+//! <data>/snapshots/<id>/           captured moments, see `sandhold_images::Snapshots`
 //! <data>/ended/<id>.json           what is remembered of one that is gone
 //! ```
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -115,6 +117,13 @@ impl Layout {
         &self.root
     }
 
+    /// Where the catalogue of snapshots lies: on the file system of the sandboxes, because they share
+    /// files.
+    #[must_use]
+    pub fn snapshots(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
     pub(crate) fn sandboxes(&self) -> PathBuf {
         self.root.join("sandboxes")
     }
@@ -146,6 +155,23 @@ impl Layout {
             },
             directory: self.sandbox(id).join(format!("{LIFE_PREFIX}{incarnation}")),
         }
+    }
+
+    /// The lives of a sandbox of which a directory is there.
+    pub(crate) fn lives(&self, id: &SandboxId) -> io::Result<BTreeSet<Incarnation>> {
+        let mut lives = BTreeSet::new();
+        for entry in fs::read_dir(self.sandbox(id))? {
+            let name = entry?.file_name();
+            let number = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(LIFE_PREFIX));
+            lives.extend(
+                number
+                    .and_then(|number| number.parse().ok())
+                    .map(Incarnation),
+            );
+        }
+        Ok(lives)
     }
 
     pub(crate) fn ended(&self) -> PathBuf {

@@ -48,8 +48,11 @@ mod record;
 mod recovery;
 mod registry;
 mod remove;
+mod rolling_back;
 mod sleep;
 mod sleeping;
+mod snapshots;
+mod snapshotting;
 mod sweeper;
 mod wake;
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use sandhold_engine::{Engine, EngineError, InstanceRef, InstanceStatus, Usage};
-use sandhold_images::Builds;
+use sandhold_images::{Builds, Retention, Snapshots};
 use sandhold_network::{Network, NetworkError};
 use sandhold_platform::{Hold, Platform, PlatformError};
 use sandhold_types::{
@@ -33,7 +33,7 @@ use crate::{
     record::Record,
     recovery::{self, RecoveryReport},
     registry::{Entry, Full, Registry},
-    sweeper,
+    snapshots, sweeper,
 };
 
 /// How long the engine may take to look at something.
@@ -60,6 +60,8 @@ pub struct NodeConfig {
     /// How long a sandbox must be without use before its processes are frozen until the next use;
     /// none for never.
     pub doze_after: Option<Duration>,
+    /// How long snapshots without a name are kept that nothing refers to.
+    pub snapshot_retention: Retention,
 }
 
 impl Default for NodeConfig {
@@ -70,6 +72,7 @@ impl Default for NodeConfig {
             blanks_per_template: 2,
             launches_max: cores * 2,
             doze_after: Some(Duration::from_secs(2)),
+            snapshot_retention: Retention::default(),
         }
     }
 }
@@ -83,6 +86,8 @@ pub struct Dependencies {
     pub network: Arc<dyn Network>,
     /// What they are made from.
     pub builds: Arc<dyn Builds>,
+    /// The moments of them that were captured.
+    pub snapshots: Arc<Snapshots>,
     /// Talks to what is inside them.
     pub agent: Arc<dyn AgentControl>,
     /// The time.
@@ -130,6 +135,21 @@ impl Dependencies {
         looked.unwrap_or_else(|_| Err(no_answer("accounting for", instance)))
     }
 
+    /// Stops the processes of an instance, or lets them go on, with the same bound.
+    pub(crate) async fn set_frozen(
+        &self,
+        instance: &InstanceRef,
+        frozen: bool,
+    ) -> Result<(), EngineError> {
+        let set = if frozen {
+            self.engine.freeze(instance)
+        } else {
+            self.engine.thaw(instance)
+        };
+        let set = tokio::time::timeout(LOOK_MAX, set).await;
+        set.unwrap_or_else(|_| Err(no_answer("stopping or thawing", instance)))
+    }
+
     /// Makes a directory for a blank.
     pub(crate) async fn mark_blank(&self, id: &SandboxId) -> Result<(), PlatformError> {
         let directory = self.layout.instance(id, Incarnation::INITIAL).directory;
@@ -157,8 +177,13 @@ impl Dependencies {
         let record = record.clone();
         let life = self.layout.instance(&record.id, record.incarnation);
         blocking("writing its record", move || {
-            // One that sleeps has no life.
-            if record.state != SandboxState::Paused {
+            // One that sleeps has no life, and one that leaves its sleep for a snapshot not yet.
+            let has_life = match record.state {
+                SandboxState::Paused => false,
+                SandboxState::RollingBack => record.image.is_none(),
+                _ => true,
+            };
+            if has_life {
                 std::fs::create_dir_all(life.directory)?;
             }
             record.write(&path, durability)
@@ -176,6 +201,9 @@ pub enum NodeError {
     /// The network's listing failed, so nothing may be concluded.
     #[error("could not ask which networks are there")]
     Network(#[from] NetworkError),
+    /// The snapshots cannot be put in order.
+    #[error("could not put the snapshots in order")]
+    Snapshots(#[from] sandhold_images::SnapshotError),
     /// The sandbox directories cannot be read.
     #[error("could not read the sandboxes in the data directory")]
     ReadSandboxes(#[source] std::io::Error),
@@ -253,6 +281,11 @@ impl Node {
                 node.shelf.clone(),
             ));
             background.spawn(meter::run(node.dependencies.clone(), node.registry.clone()));
+            background.spawn(snapshots::collect(
+                node.dependencies.clone(),
+                node.registry.clone(),
+                node.config.snapshot_retention,
+            ));
         }
         Ok((node, report))
     }
@@ -296,14 +329,15 @@ impl Node {
         while kills.join_next().await.is_some() {}
     }
 
-    /// The builds that living sandboxes came from; their bytes must stay.
+    /// The builds that living sandboxes and snapshots came from; their bytes must stay.
     #[must_use]
     pub fn builds_in_use(&self) -> std::collections::BTreeSet<BuildId> {
-        self.registry
-            .entries()
-            .iter()
-            .map(|entry| entry.view().template.build.clone())
-            .collect()
+        // Snapshots first: a sandbox that is made from one meanwhile is registered by then.
+        let snapshots = self.dependencies.snapshots.list();
+        let of_snapshots = snapshots.iter().map(|s| s.template.build.clone());
+        let of_sandboxes = self.registry.entries();
+        let of_sandboxes = of_sandboxes.iter().map(|e| e.view().template.build.clone());
+        of_snapshots.chain(of_sandboxes).collect()
     }
 
     pub(crate) fn dependencies(&self) -> &Arc<Dependencies> {

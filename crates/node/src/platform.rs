@@ -5,16 +5,19 @@ use std::{fs, sync::Arc};
 use async_trait::async_trait;
 use sandhold_platform::{
     CreateSandbox, Dozes, Egress, HistoryEvent, LifetimeChange, LogLine, MetricSample, Pause,
-    Platform, PlatformError, Resume, SandboxView, TemplateStamp, TimeRange, Woken,
+    Platform, PlatformError, Resume, SandboxView, TimeRange, Woken,
 };
 use sandhold_types::{Actor, Deadline, Incarnation, SandboxId, Token};
 use tokio::sync::oneshot;
 
 use crate::{
     actor::{Beginning, Command, Reply},
-    capacity, meter,
+    capacity,
+    create::Source,
+    meter,
     node::Node,
     record::{Record, Tokens},
+    rolling_back::check_engine,
 };
 
 /// The most of a console log that is read for one answer.
@@ -28,15 +31,9 @@ impl Platform for Node {
         deadline: Deadline,
     ) -> Result<Arc<SandboxView>, PlatformError> {
         let dependencies = self.dependencies();
-        let build = dependencies
-            .builds
-            .resolve(&request.owner.namespace, &request.template)
-            .ok_or_else(|| PlatformError::TemplateNotFound(request.template.clone()))?;
-        let image_mib = build
-            .warm
-            .as_ref()
-            .map_or(0, |_| u64::from(build.resources.memory_mib) / 8);
-        self.check_room(&build.resources, image_mib)?;
+        let source = self.source(&request)?;
+        let resources = source.resources();
+        self.check_room(&resources, source.resident_mib())?;
         let entropy = dependencies.entropy.as_ref();
         let tokens = Tokens {
             access: Token::generate("ea_", entropy),
@@ -44,23 +41,22 @@ impl Platform for Node {
             control: Token::generate("", entropy),
             boot: Token::new(String::new()),
         };
-        let alias = (request.template != build.template.as_str()).then(|| request.template.clone());
-        let template = TemplateStamp {
-            id: build.template.clone(),
-            build: build.id.clone(),
-            alias,
-        };
-        let blank = self.shelf().take(&build);
+        let template = source.stamp(&request.template);
+        let blank = source
+            .fits_blank()
+            .then(|| self.shelf().take(&source.build))
+            .flatten();
         let id = match &blank {
             Some(blank) => blank.id.clone(),
             None => SandboxId::generate(entropy),
         };
         let now = dependencies.clock.now();
-        let record = Record::new(id, request, template, build.resources, tokens, now);
+        let mut record = Record::new(id, request, template, resources, tokens, now);
+        source.hand_down(&mut record);
         let (reply, answer) = oneshot::channel();
         let beginning = Beginning::Create {
             blank,
-            build,
+            source,
             deadline,
             reply,
         };
@@ -255,6 +251,30 @@ impl Platform for Node {
 }
 
 impl Node {
+    /// What a create begins from: a template, or else a snapshot of the caller's bucket.
+    fn source(&self, request: &CreateSandbox) -> Result<Source, PlatformError> {
+        let dependencies = self.dependencies();
+        let unknown = || PlatformError::TemplateNotFound(request.template.clone());
+        let (owner, reference) = (&request.owner, request.template.as_str());
+        if let Some(build) = dependencies.builds.resolve(&owner.namespace, reference) {
+            return Ok(Source {
+                build,
+                snapshot: None,
+            });
+        }
+        let catalogue = &dependencies.snapshots;
+        let found = catalogue.resolve(&owner.namespace, &owner.env, reference);
+        let lease = found.and_then(|found| catalogue.lease(&found.id));
+        let lease = lease.ok_or_else(unknown)?;
+        check_engine(lease.snapshot(), dependencies.engine.as_ref())?;
+        let build = dependencies.builds.build(&lease.snapshot().template.build);
+        let build = build.ok_or_else(unknown)?;
+        Ok(Source {
+            build,
+            snapshot: Some(lease),
+        })
+    }
+
     fn check_room(
         &self,
         wanted: &sandhold_types::Resources,

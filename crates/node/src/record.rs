@@ -8,7 +8,7 @@ use sandhold_platform::{
 };
 use sandhold_types::{
     Actor, Clocking, EndReason, Incarnation, Lifetime, Resources, SandboxId, SandboxState,
-    Timestamp, Token,
+    SnapshotId, Timestamp, Token, token_text,
 };
 
 use crate::{
@@ -56,6 +56,12 @@ pub(crate) struct Record {
     pub(crate) mask_request_host: Option<String>,
     pub(crate) domain: Option<String>,
     pub(crate) tokens: Tokens,
+    /// The snapshots that it stands on, the nearest first.
+    #[serde(default)]
+    pub(crate) line: Vec<SnapshotId>,
+    /// The temporary snapshot that it was copied from. While that is there, nobody was told of it.
+    #[serde(default)]
+    pub(crate) copy_of: Option<SnapshotId>,
     pub(crate) history: Vec<HistoryEvent>,
     pub(crate) ended: Option<Ended>,
 }
@@ -96,19 +102,6 @@ pub(crate) struct Tokens {
 
 fn no_token() -> Token {
     Token::new(String::new())
-}
-
-mod token_text {
-    use sandhold_types::Token;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(token: &Token, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(token.expose())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Token, D::Error> {
-        String::deserialize(d).map(Token::new)
-    }
 }
 
 /// How long a lifetime that begins at `now` is; `None` is without end.
@@ -158,6 +151,8 @@ impl Record {
             mask_request_host: request.mask_request_host,
             domain: request.domain,
             tokens,
+            line: Vec::new(),
+            copy_of: None,
             history: Vec::new(),
             ended: None,
         };
@@ -214,6 +209,7 @@ impl Record {
             lifetime: self.lifetime,
             auto_resume: self.auto_resume,
             busy_with: self.busy_with,
+            timeout_keeps: self.timeout_keeps,
             sleep: self.sleep,
             last_activity: self.last_activity,
             resources: self.resources,
@@ -225,6 +221,7 @@ impl Record {
             envd_version: ENVD_VERSION.to_owned(),
             access_token: self.tokens.access.clone(),
             traffic_token,
+            line: self.line.clone(),
             ended: self.ended.clone(),
         }
     }

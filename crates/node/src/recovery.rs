@@ -4,7 +4,8 @@
 //!  directories ∪ engine's listing ∪ network's listing
 //!        │
 //!        ▼ plan(record, engine's truth)
-//!  adopt │ leave asleep │ undo or prove a pause │ finish the removal │ undo a create │ sweep up
+//!  adopt │ leave asleep │ undo or prove a capture │ undo a rollback │ finish the removal │
+//!  undo a create, or copies that were not all made │ sweep up
 //! ```
 //!
 //! Invariants: a sandbox whose record says `running` and whose processes live is kept; one whose
@@ -21,7 +22,9 @@ use std::{
 
 use sandhold_engine::InstanceStatus;
 use sandhold_platform::{PauseKeeps, Sleep};
-use sandhold_types::{Actor, Deadline, EndReason, Incarnation, SandboxId, SandboxState};
+use sandhold_types::{
+    Actor, Deadline, EndReason, Incarnation, SandboxId, SandboxState, SnapshotId,
+};
 
 use tokio::sync::oneshot;
 
@@ -33,6 +36,7 @@ use crate::{
     registry::{ENDED_MAX, Entry, Full},
     remove,
     sleep::{self, CAPTURE_BUDGET},
+    snapshots,
 };
 
 /// How long the removal of one piece of rubbish may take.
@@ -54,18 +58,30 @@ pub struct RecoveryReport {
 enum Plan {
     /// It runs; it is kept.
     Adopt,
-    /// Its pause did not come about: it runs, and is kept.
-    UndoPause,
+    /// Its capture was cut short: it runs, and is kept.
+    UndoCapture,
+    /// Its rollback did not come about: it runs as before, and is kept.
+    UndoRollback,
     /// It sleeps, or a wake-up was cut short: nothing of its processes may be left.
     Asleep,
-    /// Its pause was cut short after its processes had gone.
+    /// Its capture was cut short after its processes had gone.
     Doubtful,
     /// It has ended.
     End(EndReason),
 }
 
 /// The rule: what the record says against what the engine found.
-fn plan(record: &Record, status: &InstanceStatus) -> Plan {
+fn plan(
+    record: &Record,
+    status: &InstanceStatus,
+    unfinished_copies: &BTreeSet<SnapshotId>,
+) -> Plan {
+    let copy_of = record.copy_of.as_ref();
+    if copy_of.is_some_and(|snapshot| unfinished_copies.contains(snapshot)) {
+        return Plan::End(EndReason::CreateFailed {
+            step: "the node was restarted before all copies were made".to_owned(),
+        });
+    }
     let noted = record.ended.clone().map(|ended| ended.reason);
     match (record.state, status) {
         (SandboxState::Killing | SandboxState::Killed, _) => {
@@ -79,8 +95,15 @@ fn plan(record: &Record, status: &InstanceStatus) -> Plan {
             detail: "its processes were gone after a restart".to_owned(),
         }),
         (SandboxState::Paused | SandboxState::Resuming, _) => Plan::Asleep,
-        (SandboxState::Pausing, InstanceStatus::Running) => Plan::UndoPause,
-        (SandboxState::Pausing, _) => Plan::Doubtful,
+        (SandboxState::Pausing | SandboxState::Snapshotting, InstanceStatus::Running) => {
+            Plan::UndoCapture
+        }
+        (SandboxState::Pausing | SandboxState::Snapshotting, _) => Plan::Doubtful,
+        (SandboxState::RollingBack, _) if record.image.is_some() => Plan::Asleep,
+        (SandboxState::RollingBack, InstanceStatus::Running) => Plan::UndoRollback,
+        (SandboxState::RollingBack, _) => Plan::End(EndReason::EngineFailed {
+            detail: "its processes were gone after a restart".to_owned(),
+        }),
         (state, _) => Plan::End(EndReason::CreateFailed {
             step: format!("the node was restarted while it was {state}"),
         }),
@@ -113,6 +136,8 @@ pub(crate) async fn recover(node: &Node) -> Result<RecoveryReport, NodeError> {
     }
     report.ended = ending.len();
     wait_for_ends(&ending).await;
+    // After the copies: without it they would be taken for finished.
+    snapshots::remove_temporary(dependencies).await?;
     let proofs = futures::future::join_all(doubtful);
     if tokio::time::timeout(CAPTURE_BUDGET, proofs).await.is_err() {
         tracing::warn!("it is not known yet of every cut short pause whether it can be woken");
@@ -194,37 +219,43 @@ impl Found {
 async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recovered, NodeError> {
     let dependencies = node.dependencies();
     let instance = dependencies.layout.instance(&record.id, record.incarnation);
-    if record.state == SandboxState::Pausing {
+    if matches!(
+        record.state,
+        SandboxState::Pausing | SandboxState::Snapshotting
+    ) {
         // A capture that the earlier process began may still be at work.
         let now = tokio::time::Instant::now().into_std();
         let deadline = Deadline::after(now, CAPTURE_BUDGET);
         dependencies.engine.settle(&instance, deadline).await?;
     }
     let status = dependencies.inspect(&instance).await?;
-    let plan = plan(&record, &status);
+    let plan = plan(&record, &status, &dependencies.snapshots.temporary());
     let mut record = record;
     let now = dependencies.clock.now();
     let mut doubtful = None;
     let beginning = match plan {
-        Plan::Adopt => {
+        Plan::Adopt | Plan::UndoCapture | Plan::UndoRollback => {
+            // Before it goes on: of two lives on one network only one may be awake.
+            remove_other_lives(dependencies, &record, found).await?;
             dependencies.engine.thaw(&instance).await?;
             // An idle window begins anew: what happened meanwhile was not seen (R-L5).
             record.last_activity = now;
-            sleep::remove_images(dependencies, &record.id, None).await;
-            Beginning::Adopted
-        }
-        Plan::UndoPause => {
-            dependencies.engine.thaw(&instance).await?;
-            record.last_activity = now;
-            let reason = "its pause was cut short by a restart".to_owned();
-            record.note(SandboxState::Running, Actor::Recovery, reason, now);
-            write(dependencies, &record).await?;
+            let undone = match plan {
+                Plan::UndoCapture => Some("its capture was cut short by a restart"),
+                Plan::UndoRollback => Some("its rollback was cut short by a restart"),
+                _ => None,
+            };
+            if let Some(reason) = undone {
+                let reason = reason.to_owned();
+                record.note(SandboxState::Running, Actor::Recovery, reason, now);
+                write(dependencies, &record).await?;
+            }
             sleep::remove_images(dependencies, &record.id, None).await;
             Beginning::Adopted
         }
         Plan::Asleep => {
             put_to_rest(dependencies, &record, found).await?;
-            if record.state == SandboxState::Resuming {
+            if record.state != SandboxState::Paused {
                 let reason = "its wake-up was cut short by a restart".to_owned();
                 record.note(SandboxState::Paused, Actor::Recovery, reason, now);
                 write(dependencies, &record).await?;
@@ -243,7 +274,7 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
                 of: record.incarnation,
                 proof: Proof::Missing,
             });
-            let reason = "its pause was cut short by a restart".to_owned();
+            let reason = "its capture was cut short by a restart".to_owned();
             record.note(SandboxState::Paused, Actor::Recovery, reason, now);
             write(dependencies, &record).await?;
             let (done, proved) = oneshot::channel();
@@ -291,6 +322,29 @@ async fn put_to_rest(
         lives.insert(record.incarnation);
     }
     clear(dependencies, &record.id, &lives).await
+}
+
+/// Removes whatever processes there are of lives that the record does not name. The network is the
+/// named one's too.
+async fn remove_other_lives(
+    dependencies: &Dependencies,
+    record: &Record,
+    found: &Found,
+) -> Result<(), NodeError> {
+    let now = tokio::time::Instant::now().into_std();
+    let deadline = Deadline::after(now, SWEEP_BUDGET);
+    let lives = dependencies.layout.lives(&record.id);
+    let mut lives = lives.map_err(NodeError::ReadSandboxes)?;
+    lives.extend(found.incarnations.get(&record.id).into_iter().flatten());
+    lives.remove(&record.incarnation);
+    for life in lives {
+        let removed = remove::remove_life(dependencies, &record.id, life, deadline).await;
+        removed.map_err(|source| NodeError::Sweep {
+            sandbox: record.id.clone(),
+            source: source.into(),
+        })?;
+    }
+    Ok(())
 }
 
 async fn clear(

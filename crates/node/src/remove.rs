@@ -69,6 +69,19 @@ pub(crate) async fn remove_resources(
     incarnation: Incarnation,
     deadline: Deadline,
 ) -> Result<(), RemoveError> {
+    remove_life(dependencies, id, incarnation, deadline).await?;
+    dependencies.network.detach(id).await?;
+    dependencies.faults.reach("remove.network");
+    Ok(())
+}
+
+/// Removes the processes of one life; the sandbox's network stays, another life may have it.
+pub(crate) async fn remove_life(
+    dependencies: &Dependencies,
+    id: &SandboxId,
+    incarnation: Incarnation,
+    deadline: Deadline,
+) -> Result<(), RemoveError> {
     let instance = dependencies.layout.instance(id, incarnation);
     dependencies.engine.remove(&instance, deadline).await?;
     // An engine's word is not proof (R-L8: success means gone).
@@ -81,8 +94,6 @@ pub(crate) async fn remove_resources(
     })
     .await?;
     dependencies.faults.reach("remove.engine");
-    dependencies.network.detach(id).await?;
-    dependencies.faults.reach("remove.network");
     Ok(())
 }
 

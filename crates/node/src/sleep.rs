@@ -10,15 +10,15 @@
 //! - The image goes only after a record says `running` again; a wake-up that fails leaves it.
 //! - What the engine says of a capture is checked against what became of the processes.
 
-use std::{fs, io, sync::Arc, time::Duration};
+use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
 
 use sandhold_engine::{AfterCapture, EngineError, ExitCause, InstanceStatus, LaunchSpec, Origin};
 use sandhold_images::Build;
 use sandhold_platform::{PauseKeeps, PlatformError, Waking};
-use sandhold_types::{Deadline, Incarnation, SandboxId};
+use sandhold_types::{Deadline, Incarnation, SandboxId, Token};
 
 use crate::{
-    create::{self, boot_environment, unresponsive},
+    create::{self, boot_environment},
     layout::IMAGE_PREFIX,
     node::{Dependencies, blocking},
     record::{Proof, Record},
@@ -38,6 +38,8 @@ const QUIESCE_BUDGET: Duration = Duration::from_secs(2);
 pub(crate) enum Captured {
     /// It is on disk and its processes are gone.
     Asleep(Proof),
+    /// It is on disk and goes on, as it was to.
+    Beside,
     /// It runs on, and there is no image.
     Running(PlatformError),
     /// Its processes are gone and there is no image.
@@ -58,7 +60,15 @@ fn engine_error(step: &'static str, source: EngineError) -> PlatformError {
 }
 
 /// Captures a running sandbox and finds out what became of it.
-pub(crate) async fn capture(dependencies: &Dependencies, record: &Record) -> Captured {
+pub(crate) async fn capture(
+    dependencies: &Dependencies,
+    record: &Record,
+    after_it: AfterCapture,
+) -> Captured {
+    let points = match after_it {
+        AfterCapture::Stop => ["pause.quiesced", "pause.captured"],
+        AfterCapture::Continue => ["snapshot.quiesced", "snapshot.captured"],
+    };
     let quiet =
         dependencies
             .agent
@@ -67,25 +77,26 @@ pub(crate) async fn capture(dependencies: &Dependencies, record: &Record) -> Cap
         // A silent guest is captured as it is.
         tracing::debug!(sandbox = %record.id, %error, "captured with connections open");
     }
-    dependencies.faults.reach("pause.quiesced");
+    dependencies.faults.reach(points[0]);
     let instance = dependencies.layout.instance(&record.id, record.incarnation);
     let image = dependencies.layout.image(&record.id, record.incarnation);
     let told = dependencies
         .engine
-        .capture(&instance, &image, AfterCapture::Stop, after(CAPTURE_BUDGET))
+        .capture(&instance, &image, after_it, after(CAPTURE_BUDGET))
         .await;
-    dependencies.faults.reach("pause.captured");
-    if told.is_ok() {
+    dependencies.faults.reach(points[1]);
+    if told.is_ok() && after_it == AfterCapture::Stop {
         // The processes may take a moment to go.
         let _ = tokio::time::timeout(END_GRACE, dependencies.engine.wait(&instance)).await;
     }
-    truth(dependencies, record, told.err()).await
+    truth(dependencies, record, after_it, told.err()).await
 }
 
 /// What became of a sandbox whose capture was begun: by what is there, whatever was told (R-L10).
 pub(crate) async fn truth(
     dependencies: &Dependencies,
     record: &Record,
+    after_it: AfterCapture,
     told: Option<EngineError>,
 ) -> Captured {
     const STEP: &str = "capturing it";
@@ -98,7 +109,13 @@ pub(crate) async fn truth(
         Ok(status) => status,
         Err(error) => return Captured::Unknown(engine_error(STEP, error)),
     };
+    let image = has_image(dependencies, record).await;
     let cause = match status {
+        InstanceStatus::Running
+            if image && told.is_none() && after_it == AfterCapture::Continue =>
+        {
+            return Captured::Beside;
+        }
         InstanceStatus::Running => {
             let error = told.map_or_else(
                 || PlatformError::Engine {
@@ -112,7 +129,7 @@ pub(crate) async fn truth(
         InstanceStatus::Ended(cause) => cause,
         InstanceStatus::Unknown => ExitCause::Crashed("its processes are gone".to_owned()),
     };
-    match (has_image(dependencies, record).await, told) {
+    match (image, told) {
         (true, None) => Captured::Asleep(Proof::Complete),
         (true, Some(_)) => Captured::Asleep(Proof::Missing),
         (false, _) => Captured::Lost(cause),
@@ -126,68 +143,105 @@ async fn has_image(dependencies: &Dependencies, record: &Record) -> bool {
     tokio::task::spawn_blocking(look).await.unwrap_or(false)
 }
 
-/// Restores the sandbox's image into a new life, which `record` already names, and returns when
-/// the guest answers. On an error the caller removes what is left of that life.
-pub(crate) async fn wake(
+/// What a life is restored from.
+#[derive(Debug, Clone)]
+pub(crate) struct Restored {
+    /// The engine's image.
+    pub(crate) image: PathBuf,
+    /// The control token that the agent in it expects.
+    pub(crate) control_token: Token,
+    /// The control token that its first process was booted with.
+    pub(crate) boot_token: Token,
+    /// Whether its processes go on, or start anew.
+    pub(crate) keeps: PauseKeeps,
+    /// The network that it comes into.
+    pub(crate) network: Joins,
+}
+
+/// The network that a restored life comes into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Joins {
+    /// A new one.
+    FreshNetwork,
+    /// The one that the life before it has.
+    SameNetwork,
+}
+
+impl Restored {
+    /// The image that a sleeping sandbox would be woken from.
+    pub(crate) fn own(
+        dependencies: &Dependencies,
+        record: &Record,
+        waking: Waking,
+    ) -> Result<Self, PlatformError> {
+        let image = record.image.ok_or_else(|| PlatformError::Node {
+            step: "finding its image",
+            source: "the record names none".into(),
+        })?;
+        let keeps = match waking {
+            Waking::ColdBoot => PauseKeeps::Files,
+            Waking::AsPaused => record
+                .sleep
+                .map_or(PauseKeeps::Everything, |sleep| sleep.keeps),
+        };
+        Ok(Self {
+            image: dependencies.layout.image(&record.id, image.of),
+            control_token: record.tokens.control.clone(),
+            boot_token: record.tokens.boot.clone(),
+            keeps,
+            network: Joins::FreshNetwork,
+        })
+    }
+}
+
+/// Restores an image into a new life, which `record` already names, and returns when the guest
+/// answers. On an error the caller removes what is left of that life.
+pub(crate) async fn restore(
     dependencies: &Dependencies,
     record: &Record,
-    waking: Waking,
+    from: &Restored,
     deadline: Deadline,
 ) -> Result<(), PlatformError> {
-    let attached = dependencies
-        .network
-        .attach(&record.id, &record.egress)
-        .await;
+    let attached = match from.network {
+        Joins::FreshNetwork => {
+            let network = &dependencies.network;
+            network.attach(&record.id, &record.egress).await
+        }
+        Joins::SameNetwork => dependencies.network.readdress(&record.id).await,
+    };
     let attached = attached.map_err(|source| PlatformError::Node {
         step: "building its network",
         source: source.into(),
     })?;
     dependencies.faults.reach("resume.network");
-    let spec = launch_spec(dependencies, record, attached.namespace)?;
+    let build = build(dependencies, record)?;
+    let spec = LaunchSpec {
+        instance: dependencies.layout.instance(&record.id, record.incarnation),
+        root_fs: build.root_fs.clone(),
+        origin: Origin::Image {
+            directory: from.image.clone(),
+            command: build.command.clone(),
+            environment: boot_environment(&build, &from.boot_token),
+        },
+        network_namespace: attached.namespace,
+        resources: record.resources,
+        hostname: record.id.to_string(),
+    };
     let launched = dependencies.engine.launch(&spec, deadline).await;
     launched.map_err(|source| engine_error("waking it", source))?;
     dependencies.faults.reach("resume.launched");
-    create::introduce(dependencies, record, &record.tokens.control, deadline).await?;
+    create::introduce(dependencies, record, &from.control_token, deadline).await?;
     dependencies.faults.reach("resume.introduced");
-    let keeps = record
-        .sleep
-        .map_or(PauseKeeps::Everything, |sleep| sleep.keeps);
-    if waking == Waking::ColdBoot || keeps == PauseKeeps::Files {
-        let (id, token) = (&record.id, &record.tokens.control);
-        let agent = &dependencies.agent;
-        let restarted = agent.restart(id, token, deadline).await;
-        restarted.map_err(|error| unresponsive(&error))?;
-        let ready = agent.wait_ready(id, token, deadline).await;
-        ready.map_err(|error| unresponsive(&error))?;
+    if from.keeps == PauseKeeps::Files {
+        create::start_anew(dependencies, record, deadline).await?;
     }
     Ok(())
 }
 
-fn launch_spec(
+pub(crate) fn build(
     dependencies: &Dependencies,
     record: &Record,
-    network_namespace: std::path::PathBuf,
-) -> Result<LaunchSpec, PlatformError> {
-    let image = record.image.ok_or_else(|| PlatformError::Node {
-        step: "finding its image",
-        source: "the record names none".into(),
-    })?;
-    let build = build(dependencies, record)?;
-    Ok(LaunchSpec {
-        instance: dependencies.layout.instance(&record.id, record.incarnation),
-        root_fs: build.root_fs.clone(),
-        origin: Origin::Image {
-            directory: dependencies.layout.image(&record.id, image.of),
-            command: build.command.clone(),
-            environment: boot_environment(&build, &record.tokens.boot),
-        },
-        network_namespace,
-        resources: record.resources,
-        hostname: record.id.to_string(),
-    })
-}
-
-fn build(dependencies: &Dependencies, record: &Record) -> Result<Arc<Build>, PlatformError> {
+) -> Result<Arc<Build>, PlatformError> {
     let build = dependencies.builds.build(&record.template.build);
     build.ok_or_else(|| PlatformError::Node {
         step: "finding what it was made from",

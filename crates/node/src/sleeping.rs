@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use sandhold_engine::EngineError;
+use sandhold_engine::{AfterCapture, EngineError};
 use sandhold_platform::{
     BusyWith, GuestHealth, LifetimeChange, NewLifetime, Pause, PlatformError, Resume, Sleep,
     Waking, Woken,
@@ -31,12 +31,12 @@ use crate::{
     lifetime,
     record::{Image, Proof, Record},
     remove,
-    sleep::{self, Captured},
+    sleep::{self, Captured, Restored},
 };
 
 /// How long the first restore of a wake-up may take until the guest answers. Far more than one takes
 /// that comes to answer at all.
-const FIRST_WAKE_MAX: Duration = Duration::from_secs(12);
+pub(crate) const FIRST_WAKE_MAX: Duration = Duration::from_secs(12);
 /// How long the wake-up may take that finds out whether an image is whole.
 const PROOF_BUDGET: Duration = Duration::from_secs(60);
 
@@ -67,7 +67,7 @@ impl SandboxActor {
         let captured = {
             // Not frozen from here on: a frozen one cannot be captured.
             let _awake = self.dependencies.hold(&self.entry).await;
-            sleep::capture(&self.dependencies, &self.record).await
+            sleep::capture(&self.dependencies, &self.record, AfterCapture::Stop).await
         };
         self.conclude_pause(captured, pause, by).await
     }
@@ -79,14 +79,7 @@ impl SandboxActor {
                 .await
                 .map_err(|error| unresponsive(&error))?;
         }
-        let instance = self
-            .dependencies
-            .layout
-            .instance(&self.record.id, self.record.incarnation);
-        // Without a figure it is tried; a full disk then fails the capture.
-        let used = self.dependencies.usage(&instance).await;
-        let image_bytes = used.map_or(0, |usage| usage.memory_bytes + usage.disk_bytes);
-        self.check_disk(image_bytes)?;
+        self.check_disk_for_image().await?;
         let mut pausing = self.record.clone();
         let now = self.dependencies.clock.now();
         pausing.last_activity = self.entry.last_activity();
@@ -101,7 +94,7 @@ impl SandboxActor {
         Ok(())
     }
 
-    async fn conclude_pause(
+    pub(crate) async fn conclude_pause(
         &mut self,
         captured: Captured,
         pause: Pause,
@@ -119,6 +112,7 @@ impl SandboxActor {
                 let next = self.prove(by).await;
                 (Err(capture_failed("its answer was lost")), next)
             }
+            Captured::Beside => (Err(capture_failed("it runs on")), Next::Continue),
             Captured::Running(error) => {
                 let failed = self.go_on_running(by, &error).await;
                 (Err(failed.err().unwrap_or(error)), Next::Continue)
@@ -138,7 +132,7 @@ impl SandboxActor {
     }
 
     /// Its image is there and its processes are gone: it sleeps.
-    async fn fall_asleep(
+    pub(crate) async fn fall_asleep(
         &mut self,
         pause: Pause,
         by: Actor,
@@ -219,20 +213,15 @@ impl SandboxActor {
         waking: Waking,
         deadline: Deadline,
     ) -> Result<(), PlatformError> {
+        let from = Restored::own(&self.dependencies, &self.record, waking)?;
         let mut patience = FIRST_WAKE_MAX;
         loop {
-            let now = tokio::time::Instant::now().into_std();
-            let this_try = Deadline::after(now, patience.min(deadline.remaining(now)));
-            let error = match self.wake_as(&self.record, waking, this_try).await {
+            let this_try = within(patience, deadline);
+            let error = match self.restore_as(&self.record, &from, this_try).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            let now = tokio::time::Instant::now().into_std();
-            let is_silent = matches!(
-                error,
-                PlatformError::GuestUnresponsive { .. } | PlatformError::Deadline { .. }
-            );
-            if !is_silent || deadline.remaining(now) < FIRST_WAKE_MAX {
+            if !is_worth_another_try(&error, deadline) {
                 return Err(error);
             }
             tracing::warn!(sandbox = %self.record.id, error = ?error, "restored once more");
@@ -328,15 +317,23 @@ impl SandboxActor {
 
     /// Ends a transition that was left open because the truth could not be found out (R-L10).
     pub(crate) async fn settle(&mut self) -> Next {
-        if self.record.state == SandboxState::Resuming {
-            let error = PlatformError::Node {
-                step: "waking it",
-                source: "it was left half-way".into(),
-            };
-            self.sleep_on(Actor::Sweeper, &error).await;
-            return Next::Continue;
+        let left = |step| PlatformError::Node {
+            step,
+            source: "it was left half-way".into(),
+        };
+        match self.record.state {
+            SandboxState::Resuming => {
+                self.sleep_on(Actor::Sweeper, &left("waking it")).await;
+                return Next::Continue;
+            }
+            SandboxState::RollingBack => {
+                self.stay(Actor::Sweeper, &left("rolling it back")).await;
+                return Next::Continue;
+            }
+            _ => {}
         }
-        let captured = sleep::truth(&self.dependencies, &self.record, Some(left_half_way())).await;
+        let (told, stop) = (Some(left_half_way()), AfterCapture::Stop);
+        let captured = sleep::truth(&self.dependencies, &self.record, stop, told).await;
         let (settled, next) = self
             .conclude_pause(captured, Pause::default(), Actor::Sweeper)
             .await;
@@ -346,13 +343,19 @@ impl SandboxActor {
         next
     }
 
-    /// Removes processes and network of a life that is over; what is left is tried again later.
+    /// Removes what is there of a life that is over or did not come about, and the network unless
+    /// another life has it; what is left is tried again later.
     pub(crate) async fn clear(&mut self, life: Incarnation) {
         let deadline = self.deadline(REMOVAL_BUDGET);
-        let id = &self.record.id;
-        let cleared = remove::remove_resources(&self.dependencies, id, life, deadline).await;
+        let (dependencies, id) = (&self.dependencies, &self.record.id);
+        let sleeps = self.record.image.is_some();
+        let cleared = if sleeps {
+            remove::remove_resources(dependencies, id, life, deadline).await
+        } else {
+            remove::remove_life(dependencies, id, life, deadline).await
+        };
         if let Err(error) = cleared {
-            tracing::warn!(sandbox = %id, error = ?error, "something is left of it while it sleeps");
+            tracing::warn!(sandbox = %id, %life, error = ?error, "something is left of a life");
             self.guard.left_overs.insert(life);
         } else {
             self.guard.left_overs.remove(&life);
@@ -371,6 +374,17 @@ impl SandboxActor {
         let root = self.dependencies.layout.root();
         let room = capacity::measure(root, promised_mib, sandboxes);
         Ok(capacity::check_awake(&room, &self.policy)?)
+    }
+
+    /// Whether an image of what it uses now would fit. A capture that fills the disk may cost the
+    /// sandbox its life, so it is not begun.
+    pub(crate) async fn check_disk_for_image(&self) -> Result<(), PlatformError> {
+        let layout = &self.dependencies.layout;
+        let instance = layout.instance(&self.record.id, self.record.incarnation);
+        // Without a figure it is tried; a full disk then fails the capture.
+        let used = self.dependencies.usage(&instance).await;
+        let image_bytes = used.map_or(0, |usage| usage.memory_bytes + usage.disk_bytes);
+        self.check_disk(image_bytes)
     }
 
     fn check_disk(&self, image_bytes: u64) -> Result<(), PlatformError> {
@@ -420,6 +434,22 @@ impl SandboxActor {
             self.entry.doze.was_busy(now);
         }
     }
+}
+
+/// At most `patience` from now, and never past `deadline`.
+pub(crate) fn within(patience: Duration, deadline: Deadline) -> Deadline {
+    let now = tokio::time::Instant::now().into_std();
+    Deadline::after(now, patience.min(deadline.remaining(now)))
+}
+
+/// Whether a restored life that failed may have stood still by chance, and there is time for one more.
+pub(crate) fn is_worth_another_try(error: &PlatformError, deadline: Deadline) -> bool {
+    let now = tokio::time::Instant::now().into_std();
+    let is_silent = matches!(
+        error,
+        PlatformError::GuestUnresponsive { .. } | PlatformError::Deadline { .. }
+    );
+    is_silent && deadline.remaining(now) >= FIRST_WAKE_MAX
 }
 
 fn capture_failed(detail: &str) -> PlatformError {

@@ -26,7 +26,9 @@ pub(crate) fn sweep(registry: &Registry, now: Timestamp, tick: u64, doze_after: 
             state if state.is_transient() && state != SandboxState::Creating => {
                 tick.is_multiple_of(RETRY_TICKS).then_some(Command::Sweep)
             }
-            SandboxState::Running if entry.is_over(now) => Some(Command::Sweep),
+            SandboxState::Running if entry.is_over(now) || tick.is_multiple_of(RETRY_TICKS) => {
+                Some(Command::Sweep)
+            }
             SandboxState::Running => may_doze(&entry, now, doze_after).then_some(Command::Doze),
             SandboxState::Paused => tick.is_multiple_of(RETRY_TICKS).then_some(Command::Sweep),
             _ => None,

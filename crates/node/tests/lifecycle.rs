@@ -223,8 +223,9 @@ async fn a_command_that_runs_keeps_an_idle_sandbox_alive() {
         assert!(node.get(&made.id).unwrap().ended.is_none());
     }
     machine.agent.busy.store(0, Ordering::Release);
-    machine.clock.advance(Duration::from_secs(2));
+    // A whole window after the command, whenever its end is noticed.
     eventually("it ended", async || {
+        machine.clock.advance(Duration::from_secs(2));
         node.get(&made.id).unwrap().ended.is_some()
     })
     .await;

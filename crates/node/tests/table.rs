@@ -18,8 +18,8 @@ use std::{sync::Arc, time::Duration};
 use sandhold_engine::sim::{Fault, Operation as Engine};
 use sandhold_node::Node;
 use sandhold_platform::{
-    Egress, LifetimeChange, NewLifetime, Pause, Platform, PlatformError, Resume, Routes, WakeError,
-    Waking,
+    Egress, LifetimeChange, NewLifetime, Pause, Platform, PlatformError, Resume, Routes,
+    TakeSnapshot, TimeTravel, WakeError, Waking,
 };
 use sandhold_types::{Actor, Entropy, SandboxId, SandboxState, SeededEntropy};
 use support::{FOR_EVER, Machine, create, eventually, request, within};
@@ -33,16 +33,20 @@ enum Start {
     Pausing,
     Paused,
     Resuming,
+    Snapshotting,
+    RollingBack,
     Killing,
     Killed,
 }
 
-const STARTS: [Start; 7] = [
+const STARTS: [Start; 9] = [
     Start::Creating,
     Start::Running,
     Start::Pausing,
     Start::Paused,
     Start::Resuming,
+    Start::Snapshotting,
+    Start::RollingBack,
     Start::Killing,
     Start::Killed,
 ];
@@ -57,9 +61,12 @@ enum Ask {
     Lifetime,
     Egress,
     Wake,
+    Snapshot,
+    /// To the snapshot that every sandbox here has from the start.
+    RollBack,
 }
 
-const ASKS: [Ask; 7] = [
+const ASKS: [Ask; 9] = [
     Ask::Pause,
     Ask::Resume,
     Ask::Connect,
@@ -67,6 +74,8 @@ const ASKS: [Ask; 7] = [
     Ask::Lifetime,
     Ask::Egress,
     Ask::Wake,
+    Ask::Snapshot,
+    Ask::RollBack,
 ];
 
 /// The kinds of answers that callers are told apart.
@@ -92,7 +101,8 @@ fn told<T>(result: Result<T, PlatformError>) -> Told {
             Told::Busy
         }
         Err(PlatformError::Conflict { .. }) => Told::Conflict,
-        Err(PlatformError::NotFound(_)) => Told::NotFound,
+        // A sandbox that is not there has no snapshots.
+        Err(PlatformError::NotFound(_) | PlatformError::SnapshotNotFound(_)) => Told::NotFound,
         Err(PlatformError::Engine { .. } | PlatformError::GuestUnresponsive { .. }) => Told::Failed,
         Err(PlatformError::Deadline { .. }) => Told::Deadline,
         Err(other) => panic!("no such answer is documented: {other:?}"),
@@ -115,6 +125,18 @@ async fn ask(node: &Node, id: &SandboxId, ask: Ask, seconds: u64) -> Told {
         Ask::Kill => told(node.kill(id, by, deadline).await),
         Ask::Lifetime => told(node.change_lifetime(id, extend, by, deadline).await),
         Ask::Egress => told(node.change_egress(id, Egress::Nothing, by, deadline).await),
+        Ask::Snapshot => {
+            let wanted = TakeSnapshot::default();
+            told(node.take_snapshot(id, wanted, by, deadline).await)
+        }
+        Ask::RollBack => {
+            let all = node.snapshots();
+            let first = all.iter().find(|snapshot| snapshot.source == *id);
+            let Some(to) = first else {
+                return Told::NotFound;
+            };
+            told(node.roll_back(id, &to.id, by, deadline).await)
+        }
         Ask::Wake => match node.wake(id, deadline).await {
             Ok(_) => Told::Done,
             Err(WakeError::Gone) => Told::NotFound,
@@ -130,6 +152,7 @@ async fn ask(node: &Node, id: &SandboxId, ask: Ask, seconds: u64) -> Told {
 fn allowed(start: Start, asked: Ask) -> &'static [Told] {
     use Told as T;
     match (start, asked) {
+        // A rollback of what is gone asks for what is gone.
         (Start::Killed, _) => &[T::NotFound],
         // The create fails in the end, and with it the sandbox.
         (Start::Creating, _) => &[T::Busy, T::NotFound],
@@ -148,6 +171,10 @@ fn allowed(start: Start, asked: Ask) -> &'static [Told] {
         // A wake-up that hangs fails at its caller's deadline; it sleeps then.
         (Start::Resuming, Ask::Pause) => &[T::Busy, T::AlreadySo],
         (Start::Resuming, Ask::Lifetime | Ask::Egress) => &[T::Busy, T::Conflict],
+        // A capture that hangs is given up after minutes, a rollback at its caller's deadline; it
+        // runs in both cases.
+        (Start::Snapshotting | Start::RollingBack, Ask::Resume) => &[T::Busy, T::AlreadySo],
+        (Start::Snapshotting | Start::RollingBack, _) => &[T::Busy, T::Done],
         (Start::Resuming, Ask::Wake) => &[T::Busy, T::Done, T::Failed],
         (Start::Resuming, _) => &[T::Busy, T::Done],
     }
@@ -169,6 +196,7 @@ async fn arrive(
         return (node.list()[0].id.clone(), Some(making));
     }
     let id = create(node).await.unwrap().id.clone();
+    assert_eq!(ask(node, &id, Ask::Snapshot, 10).await, Told::Done);
     let begin = |what: Ask| {
         let (node, id) = (node.clone(), id.clone());
         tokio::spawn(async move { ask(&node, &id, what, 10).await })
@@ -185,6 +213,14 @@ async fn arrive(
                 machine.engine.plan(Engine::Launch, 1, Fault::Hang);
                 begin(Ask::Resume)
             })
+        }
+        Start::Snapshotting => {
+            machine.engine.plan(Engine::Capture, 1, Fault::Hang);
+            Some(begin(Ask::Snapshot))
+        }
+        Start::RollingBack => {
+            machine.engine.plan(Engine::Launch, 1, Fault::Hang);
+            Some(begin(Ask::RollBack))
         }
         Start::Killing => {
             machine.engine.plan(Engine::Remove, 1, Fault::Hang);
@@ -263,7 +299,9 @@ const FAULTS: [Fault; 6] = [
     Fault::KillsInstance,
 ];
 
-const CALLS: [Engine; 5] = [
+const CALLS: [Engine; 7] = [
+    Engine::Freeze,
+    Engine::Thaw,
     Engine::Capture,
     Engine::Launch,
     Engine::Remove,
@@ -369,7 +407,9 @@ async fn history(seed: u64) {
     let mut node = machine.start().await;
     let mut ids = Vec::new();
     for _ in 0..2 {
-        ids.push(create(&node).await.unwrap().id.clone());
+        let id = create(&node).await.unwrap().id.clone();
+        assert_eq!(ask(&node, &id, Ask::Snapshot, 10).await, Told::Done);
+        ids.push(id);
     }
     let mut asking = tokio::task::JoinSet::new();
     for step in 0..STEPS {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandhold_types::{ErrorCode, Retry, SandboxId, SandboxState};
+use sandhold_types::{ErrorCode, Retry, SandboxId, SandboxState, SnapshotId};
 
 /// A failed request to the platform.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +13,20 @@ pub enum PlatformError {
     /// The create names a template that is not there.
     #[error("template '{0}' was not found")]
     TemplateNotFound(String),
+    /// No such snapshot, or the sandbox does not come from it.
+    #[error("snapshot {0} was not found")]
+    SnapshotNotFound(String),
+    /// What this engine or processor cannot restore (BC-092).
+    #[error("snapshot {id} cannot be restored here: {why}")]
+    SnapshotIncompatible {
+        /// The snapshot.
+        id: SnapshotId,
+        /// What differs.
+        why: String,
+    },
+    /// The name that a snapshot was to have belongs to a template.
+    #[error("the name '{0}' belongs to a template")]
+    NameTaken(String),
     /// The caller may see it and may not do this to it.
     #[error("{0}")]
     Forbidden(String),
@@ -96,6 +110,9 @@ impl PlatformError {
         match self {
             Self::NotFound(_) => ErrorCode::SandboxNotFound,
             Self::TemplateNotFound(_) => ErrorCode::TemplateNotFound,
+            Self::SnapshotNotFound(_) => ErrorCode::SnapshotNotFound,
+            Self::SnapshotIncompatible { .. } => ErrorCode::SnapshotIncompatible,
+            Self::NameTaken(_) => ErrorCode::NameTaken,
             Self::Forbidden(_) => ErrorCode::Forbidden,
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::NotSupported(_) => ErrorCode::NotSupported,

@@ -1,9 +1,9 @@
 //! The seam between those who serve callers and whatever runs sandboxes.
 //!
 //! ```text
-//!   api ──── Platform, Templates ───▶ ┐
-//!   gateway ──────────── Routes ────▶ ├─ node (this machine), later: nodes behind a store
-//!   governor ─────────── Platform ──▶ ┘
+//!   api ─ Platform, Templates, TimeTravel ▶ ┐
+//!   gateway ─────────────────── Routes ───▶ ├─ node (this machine), later: nodes behind a store
+//!   governor ────────────────── Platform ─▶ ┘
 //! ```
 //!
 //! Invariants:
@@ -20,6 +20,7 @@ mod error;
 mod routes;
 mod sandbox;
 mod templates;
+mod travel;
 
 use async_trait::async_trait;
 pub use error::PlatformError;
@@ -34,6 +35,10 @@ pub use sandbox::{
 use sandhold_types::{Actor, Deadline, SandboxId};
 use std::sync::Arc;
 pub use templates::{TemplateView, Templates, Warmth};
+pub use travel::{
+    Descent, Lineage, SnapshotKind, SnapshotName, SnapshotSizes, SnapshotView, Storage,
+    TakeSnapshot, TimeTravel,
+};
 
 /// Sandboxes, as those who serve callers see them. Who may see which is the caller's business: the
 /// platform answers for every tenant.

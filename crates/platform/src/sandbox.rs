@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use sandhold_types::{
     Actor, BuildId, EndReason, EnvName, Incarnation, KeyId, Lifetime, Namespace, OnTimeout,
-    RequestId, Resources, SandboxId, SandboxState, TemplateId, Timestamp, Token,
+    RequestId, Resources, SandboxId, SandboxState, SnapshotId, TemplateId, Timestamp, Token,
 };
 
 /// Whose sandbox it is (R-G2, R-G19).
@@ -95,7 +95,7 @@ pub struct CreateSandbox {
     pub owner: Owner,
     /// The request that asks.
     pub request: RequestId,
-    /// The template as the caller named it: an ID, a name, or `name:tag`.
+    /// The template or snapshot as the caller named it: an ID, a name, or `name:tag`.
     pub template: String,
     /// How it ends. For a deadline clock the end is counted from when the request came in.
     pub lifetime: Lifetime,
@@ -169,6 +169,8 @@ pub struct SandboxView {
     pub auto_resume: AutoResume,
     /// What keeps its idle window open.
     pub busy_with: BusyWith,
+    /// What a pause at the end of its lifetime keeps.
+    pub timeout_keeps: PauseKeeps,
     /// Since when it sleeps and what was kept, if it does.
     pub sleep: Option<Sleep>,
     /// The newest activity (R-L5).
@@ -191,6 +193,8 @@ pub struct SandboxView {
     pub access_token: Token,
     /// Opens its ports where a token is required.
     pub traffic_token: Option<Token>,
+    /// The snapshots that it stands on, the nearest first (R-T5).
+    pub line: Vec<SnapshotId>,
     /// Its end, if it has ended.
     pub ended: Option<Ended>,
 }

@@ -16,7 +16,7 @@ use sandhold_engine::{
     gvisor::{GvisorConfig, GvisorEngine},
 };
 use sandhold_gateway::{Drained, Gateway, GatewayConfig};
-use sandhold_images::Catalogue;
+use sandhold_images::{Catalogue, Retention, Snapshots};
 use sandhold_network::{LinuxNetwork, Network};
 use sandhold_node::{Dependencies, DozeCounts, Faults, HttpAgent, Layout, Node, NodeConfig};
 use sandhold_store::{FirstStart, SqliteStore, Store};
@@ -32,6 +32,8 @@ const COLLECT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// When a sandbox dozes off, unless told otherwise.
 const DOZE_AFTER_MS: u64 = 2_000;
+/// How long forgotten snapshots are kept, unless told otherwise.
+const SNAPSHOT_DAYS: u64 = 30;
 
 /// Options of `sandhold up`.
 #[derive(Debug, clap::Args)]
@@ -53,6 +55,9 @@ pub(crate) struct Args {
     /// in milliseconds; 0 for never.
     #[arg(long, env = "SANDHOLD_DOZE_AFTER_MS", default_value_t = DOZE_AFTER_MS)]
     doze_after_ms: u64,
+    /// How many days a snapshot without a name is kept that no sandbox stands on; 0 for ever.
+    #[arg(long, env = "SANDHOLD_SNAPSHOT_DAYS", default_value_t = SNAPSHOT_DAYS)]
+    snapshot_days: u64,
     #[command(flatten)]
     governor: governor::GovernorArgs,
     /// Log as JSON lines.
@@ -64,6 +69,13 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    fn snapshot_retention(&self) -> Retention {
+        match self.snapshot_days {
+            0 => Retention::ForEver,
+            days => Retention::For(Duration::from_secs(days.saturating_mul(24 * 3600))),
+        }
+    }
+
     fn doze_after(&self) -> Option<Duration> {
         (self.doze_after_ms > 0).then(|| Duration::from_millis(self.doze_after_ms))
     }
@@ -119,12 +131,16 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let network: Arc<dyn Network> = Arc::new(LinuxNetwork::new(&tag).await?);
     let config = NodeConfig {
         doze_after: args.doze_after(),
+        snapshot_retention: args.snapshot_retention(),
         ..NodeConfig::default()
     };
     let root = layout.root().to_owned();
+    let snapshots = layout.snapshots();
+    let snapshots = tokio::task::spawn_blocking(move || Snapshots::open(&snapshots)).await??;
     let dependencies = Dependencies {
         engine,
         builds: catalogue.clone(),
+        snapshots: Arc::new(snapshots),
         agent: Arc::new(HttpAgent::new(network.clone())),
         network,
         clock: clock.clone(),
@@ -152,6 +168,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let (governor, reclaimer) = governor.await?;
     let api = ApiState::open(ApiParts {
         platform: node.clone(),
+        travel: node.clone(),
         templates: catalogue,
         store,
         clock: clock.clone(),

@@ -176,6 +176,113 @@ fn a_crash_at_any_step_of_a_pause_or_a_wake_up_loses_nothing_and_leaves_nothing(
     server.stop();
 }
 
+/// The journalled steps of a snapshot, in their order.
+const SNAPSHOT_STEPS: [&str; 6] = [
+    "snapshot.recorded",
+    "snapshot.quiesced",
+    "snapshot.captured",
+    "snapshot.published",
+    "snapshot.running",
+    "snapshot.cleared",
+];
+
+/// The journalled steps of a rollback, in their order.
+const ROLLBACK_STEPS: [&str; 9] = [
+    "rollback.recorded",
+    "rollback.stopped",
+    "resume.network",
+    "resume.launched",
+    "resume.introduced",
+    "rollback.restored",
+    "rollback.running",
+    "remove.engine",
+    "rollback.cleared",
+];
+
+/// It runs, answers, has one life, and on the disk are the snapshots that are listed.
+fn assert_running(site: &Site, server: &Server, id: &str, step: &str) {
+    assert_eq!(server.state(id), "running", "{step}");
+    assert_eq!(
+        assert_in_order(site, server),
+        BTreeSet::from([id.to_owned()]),
+        "{step}"
+    );
+    let directory = site.path().join("sandboxes").join(id);
+    let names = std::fs::read_dir(directory).unwrap().flatten();
+    let names: Vec<_> = names
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    let lives = names
+        .iter()
+        .filter(|name| name.starts_with("life-"))
+        .count();
+    let images = names
+        .iter()
+        .filter(|name| name.starts_with("image-"))
+        .count();
+    assert_eq!((lives, images), (1, 0), "{step}: {names:?}");
+    assert_eq!(site.snapshots_on_disk(), server.snapshots(), "{step}");
+}
+
+#[test]
+fn a_crash_at_any_step_of_a_snapshot_or_a_rollback_loses_nothing_and_leaves_nothing() {
+    let site = Site::new();
+    let server = site.start(&[]);
+    let id = server.create().unwrap();
+    let kept = server.snapshot(&id).unwrap();
+    server.stop();
+    for step in SNAPSHOT_STEPS {
+        let server = site.start(&["--fault-at", step]);
+        assert_eq!(server.snapshot(&id), None, "{step}: it was to die first");
+        server.wait_for_death();
+        let server = site.start(&[]);
+        assert_running(&site, &server, &id, step);
+        assert!(server.snapshots().contains(&kept), "{step}");
+        let again = server.snapshot(&id).unwrap();
+        assert_eq!(server.roll_back(&id, &again), Some(200), "{step}");
+        assert!(server.answers(&id), "{step}");
+        server.stop();
+    }
+    for step in ROLLBACK_STEPS {
+        let server = site.start(&["--fault-at", step]);
+        let rolled = server.roll_back(&id, &kept);
+        assert_eq!(rolled, None, "{step}: it was to die first");
+        server.wait_for_death();
+        let server = site.start(&[]);
+        assert_running(&site, &server, &id, step);
+        assert_eq!(server.roll_back(&id, &kept), Some(200), "{step}");
+        assert!(server.answers(&id), "{step}");
+        server.stop();
+    }
+    let server = site.start(&[]);
+    assert_eq!(server.delete(&id), Some(204));
+    assert!(site.traces().all().is_empty());
+    server.stop();
+}
+
+#[test]
+fn a_crash_while_copies_are_made_leaves_none_of_them() {
+    // R-T2
+    let site = Site::new();
+    let server = site.start(&[]);
+    let id = server.create().unwrap();
+    server.stop();
+    for step in ["create.recorded:3", "create.launched:2", "create.running:4"] {
+        let server = site.start(&["--fault-at", step]);
+        assert_eq!(server.clones(&id, 4), None, "{step}: it was to die first");
+        server.wait_for_death();
+        let server = site.start(&[]);
+        assert_running(&site, &server, &id, step);
+        assert!(site.snapshots_on_disk().is_empty(), "{step}");
+        server.stop();
+    }
+    let server = site.start(&[]);
+    assert_eq!(server.clones(&id, 4), Some(201));
+    assert_eq!(server.list().len(), 5);
+    assert!(site.snapshots_on_disk().is_empty());
+    server.stop();
+}
+
 /// Creates and deletes until told to stop or the server dies, keeping the books of a client.
 #[derive(Default)]
 struct Client {

@@ -49,6 +49,12 @@ error_codes! {
     SandboxNotFound = "sandbox_not_found", 404;
     /// No such template for this tenant.
     TemplateNotFound = "template_not_found", 404;
+    /// No such snapshot for this tenant, or none of this sandbox's own line.
+    SnapshotNotFound = "snapshot_not_found", 404;
+    /// The snapshot was taken by another engine, or on a processor with other features.
+    SnapshotIncompatible = "snapshot_incompatible", 409;
+    /// The name belongs to a template.
+    NameTaken = "name_taken", 409;
     /// No such API key.
     KeyNotFound = "key_not_found", 404;
     /// No such route.

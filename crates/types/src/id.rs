@@ -135,6 +135,12 @@ text_id!(
     |text| is_name(text, 64)
 );
 text_id!(
+    /// A captured moment of a sandbox. Works wherever a template's identifier does.
+    SnapshotId,
+    "20 lower-case letters and digits",
+    |text| text.len() == RANDOM_ID_LENGTH && is_host_label(text, RANDOM_ID_LENGTH)
+);
+text_id!(
     /// A tenant: product or team. The first half of a bucket (R-G2).
     Namespace,
     "1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
@@ -171,7 +177,14 @@ macro_rules! generated {
     )*};
 }
 
-generated!(SandboxId, TemplateId, BuildId, KeyId, RequestId);
+generated!(SandboxId, SnapshotId, TemplateId, BuildId, KeyId, RequestId);
+
+impl From<&SnapshotId> for TemplateId {
+    /// Sandboxes that come from a snapshot name it as their template.
+    fn from(snapshot: &SnapshotId) -> Self {
+        Self(snapshot.0.clone())
+    }
+}
 
 macro_rules! counter {
     ($(#[$doc:meta])* $name:ident) => {

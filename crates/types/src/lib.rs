@@ -27,12 +27,12 @@ pub use error::{ErrorCode, Retry};
 pub use fault::{FaultPlan, FaultPoint};
 pub use id::{
     BuildId, EnvName, Generation, IdError, Incarnation, KeyId, Namespace, RequestId, SandboxId,
-    TemplateId,
+    SnapshotId, TemplateId,
 };
 pub use lifetime::{Clocking, Lifetime, OnTimeout};
 pub use reason::{Actor, EndReason};
 pub use resources::Resources;
-pub use secret::Token;
+pub use secret::{Token, token_text};
 /// For [`text_id`], which is used where `serde` may not be a dependency.
 #[doc(hidden)]
 pub use serde;

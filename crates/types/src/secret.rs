@@ -70,6 +70,30 @@ impl std::fmt::Debug for Token {
     }
 }
 
+/// Writes and reads a secret as text, for records that only root can read. A [`Token`] by itself is
+/// never serialised, so each place that does names this.
+pub mod token_text {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::Token;
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// The serialiser's.
+    pub fn serialize<S: Serializer>(token: &Token, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(token.expose())
+    }
+
+    /// For `#[serde(with)]`.
+    ///
+    /// # Errors
+    /// It is no text.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Token, D::Error> {
+        String::deserialize(deserializer).map(Token::new)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,7 @@ use tracing::Instrument;
 use super::{
     governor::direct,
     sandboxes::{half_way, within},
+    travel::find_snapshot,
 };
 use crate::{
     ApiState,
@@ -84,11 +85,10 @@ async fn create(
     let idempotency_key = idempotency::key_of(&headers)?;
     let bucket = caller.bucket().clone();
     // Known before a place is taken: an unknown name must not wait behind a burst.
-    if state
+    let template = state
         .templates
-        .resolve(&bucket.namespace, &request.template)
-        .is_none()
-    {
+        .resolve(&bucket.namespace, &request.template);
+    if template.is_none() && find_snapshot(&state, &caller, &request.template).is_none() {
         return Err(ApiError::TemplateNotFound(request.template));
     }
     let made = match idempotency_key {
@@ -126,14 +126,14 @@ fn answer(state: &ApiState, made: &Made) -> Response {
 }
 
 /// Goes on when the caller hangs up, so that a create is never left half recorded.
-async fn to_its_end<T: Send + 'static>(
+pub(super) async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
     let task = tokio::spawn(work.in_current_span());
     task.await.unwrap_or(Err(ApiError::Panicked))
 }
 
-async fn carry_out(
+pub(super) async fn carry_out(
     state: ApiState,
     request: CreateSandbox,
     deadline: Deadline,

@@ -1,6 +1,7 @@
 //! The routes. A handler reads what the wire holds, asks the platform, and writes the answer; rules
 //! are in `wire`.
 
+pub(crate) mod copies;
 mod create;
 pub(crate) mod governor;
 pub(crate) mod keys;
@@ -9,6 +10,7 @@ pub(crate) mod observe;
 mod sandboxes;
 mod statistics;
 mod templates;
+pub(crate) mod travel;
 mod unsupported;
 
 use axum::{
@@ -30,6 +32,7 @@ use crate::{ApiState, error::ApiError, openapi, request};
 pub fn router(state: ApiState) -> Router {
     Router::new()
         .merge(sandbox_routes())
+        .merge(travel_routes())
         .merge(template_routes())
         .merge(key_routes())
         .merge(governor::routes())
@@ -74,6 +77,17 @@ fn sandbox_routes() -> Router<ApiState> {
         .route("/sandboxes/{id}/logs", get(observe::logs_first))
         .route("/v2/sandboxes/{id}/logs", get(observe::logs_second))
         .route("/sandboxes/{id}/events", get(observe::events))
+}
+
+fn travel_routes() -> Router<ApiState> {
+    Router::new()
+        .route("/sandboxes/{id}/snapshots", post(travel::take))
+        .route("/sandboxes/{id}/rollback", post(travel::roll_back))
+        .route("/sandboxes/{id}/timeline", get(travel::timeline))
+        .route("/sandboxes/{id}/fork", post(copies::fork))
+        .route("/sandboxes/{id}/clones", post(copies::clones))
+        .route("/snapshots", get(travel::list))
+        .route("/snapshots/{reference}/lineage", get(travel::lineage))
 }
 
 fn template_routes() -> Router<ApiState> {

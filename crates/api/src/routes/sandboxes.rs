@@ -187,14 +187,14 @@ fn matching(
     wanted
 }
 
-fn position(view: &SandboxView) -> Position {
+fn position(view: &SandboxView) -> Position<SandboxId> {
     Position {
         started_at: view.started_at,
         id: view.id.clone(),
     }
 }
 
-fn comes_after(position: &Position, other: &Position, order: Order) -> bool {
+fn comes_after(position: &Position<SandboxId>, other: &Position<SandboxId>, order: Order) -> bool {
     match order {
         Order::OldestFirst => position > other,
         Order::NewestFirst => position < other,

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::header;
-use sandhold_platform::Dozes;
+use sandhold_platform::{Dozes, Storage};
 use sandhold_types::SandboxState;
 
 use crate::{ApiState, auth::Administrator};
@@ -25,7 +25,8 @@ pub(crate) async fn metrics(State(state): State<ApiState>, _: Administrator) -> 
     for view in state.platform.list() {
         *by_state.entry(view.state.as_str()).or_default() += 1;
     }
-    let text = exposition(&by_state, state.platform.dozes());
+    let mut text = exposition(&by_state, state.platform.dozes());
+    text.push_str(&fullness(state.travel.storage()));
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }
 
@@ -54,6 +55,41 @@ fn exposition(by_state: &BTreeMap<&str, usize>, dozes: Dozes) -> String {
     text
 }
 
+/// How full the data directory is.
+fn fullness(storage: Storage) -> String {
+    let mut text = String::new();
+    let gauges = [
+        (
+            "storage_bytes",
+            "Size of the file system of the data directory.",
+            storage.total_bytes,
+        ),
+        (
+            "storage_available_bytes",
+            "What can still be written to it.",
+            storage.available_bytes,
+        ),
+        (
+            "snapshots",
+            "Snapshots that are there.",
+            u64::try_from(storage.snapshots).unwrap_or(u64::MAX),
+        ),
+        (
+            "snapshot_bytes",
+            "Bytes of their images; shared ones count for each.",
+            storage.snapshot_bytes,
+        ),
+    ];
+    for (name, help, value) in gauges {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "# HELP sandhold_{name} {help}\n# TYPE sandhold_{name} gauge\nsandhold_{name} {value}\n"
+        );
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,7 +108,17 @@ mod tests {
         assert!(text.contains("\nsandhold_sandboxes_dozing 1\n"));
         assert!(text.contains("\nsandhold_dozes_total 5\n"));
         assert!(text.ends_with("sandhold_thaws_total 4\n"));
-        for family in ["sandhold_sandboxes", "sandhold_dozes_total"] {
+        let storage = Storage {
+            available_bytes: 7,
+            ..Storage::default()
+        };
+        let text = text + &fullness(storage);
+        assert!(text.contains("\nsandhold_storage_available_bytes 7\n"));
+        for family in [
+            "sandhold_sandboxes",
+            "sandhold_dozes_total",
+            "sandhold_snapshots",
+        ] {
             assert!(text.contains(&format!("# TYPE {family} ")));
         }
     }

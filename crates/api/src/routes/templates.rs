@@ -6,6 +6,7 @@ use axum::{Json, extract::State};
 use http::StatusCode;
 use sandhold_platform::TemplateView;
 
+use super::travel::find_snapshot;
 use crate::{
     ApiState,
     auth::Caller,
@@ -56,13 +57,19 @@ pub(crate) async fn alias(
     Ok(Json(AliasBody::of(&view)))
 }
 
-/// `DELETE /templates/{id or name:tag}`
+/// `DELETE /templates/{id or name:tag}`: a template, or else a snapshot, which clients take for one.
 pub(crate) async fn remove(
     State(state): State<ApiState>,
     caller: Caller,
     Segment(reference): Segment,
 ) -> Result<StatusCode, ApiError> {
     let namespace = &caller.bucket().namespace;
+    if state.templates.resolve(namespace, &reference).is_none()
+        && let Some(snapshot) = find_snapshot(&state, &caller, &reference)
+    {
+        state.travel.delete_snapshot(&snapshot.id).await?;
+        return Ok(StatusCode::NO_CONTENT);
+    }
     state.templates.delete(namespace, &reference).await?;
     Ok(StatusCode::NO_CONTENT)
 }

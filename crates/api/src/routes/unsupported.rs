@@ -2,22 +2,16 @@
 //! what is missing rather than that it called a wrong address.
 
 use axum::{
-    Json, Router,
-    extract::State,
+    Router,
     routing::{get, post, put},
 };
 
-use super::sandboxes::find;
-use crate::{ApiState, auth::Caller, error::ApiError, request::Segment};
+use crate::{ApiState, auth::Caller, error::ApiError};
 
 pub(super) fn routes() -> Router<ApiState> {
     let volumes = || get(volumes_and_secrets).post(volumes_and_secrets);
     let one_volume = || volumes().delete(volumes_and_secrets);
     Router::new()
-        .route("/sandboxes/{id}/fork", post(fork))
-        .route("/sandboxes/{id}/snapshots", post(snapshot))
-        .route("/sandboxes/{id}/rollback", post(rollback))
-        .route("/snapshots", get(snapshots))
         .route("/volumes", volumes())
         .route("/volumes/{id}", one_volume())
         .route("/secrets", volumes())
@@ -34,31 +28,6 @@ pub(super) fn routes() -> Router<ApiState> {
 
 fn not_supported(what: &str) -> ApiError {
     ApiError::NotSupported(String::from(what))
-}
-
-/// A sandbox that is not there is told first.
-fn refuse(state: &ApiState, caller: &Caller, id: &str, what: &str) -> ApiError {
-    match find(state, caller, id) {
-        Ok(_) => not_supported(what),
-        Err(not_found) => not_found,
-    }
-}
-
-async fn fork(State(state): State<ApiState>, caller: Caller, Segment(id): Segment) -> ApiError {
-    refuse(&state, &caller, &id, "forking")
-}
-
-async fn snapshot(State(state): State<ApiState>, caller: Caller, Segment(id): Segment) -> ApiError {
-    refuse(&state, &caller, &id, "taking snapshots")
-}
-
-async fn rollback(State(state): State<ApiState>, caller: Caller, Segment(id): Segment) -> ApiError {
-    refuse(&state, &caller, &id, "rolling back")
-}
-
-/// There are none, since none can be taken.
-async fn snapshots(_: Caller) -> Json<[(); 0]> {
-    Json([])
 }
 
 async fn volumes_and_secrets(_: Caller) -> ApiError {

@@ -11,6 +11,7 @@ pub(crate) mod network;
 pub(crate) mod observe;
 pub(crate) mod sandbox;
 pub(crate) mod template;
+pub(crate) mod travel;
 
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;

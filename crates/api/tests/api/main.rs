@@ -14,3 +14,4 @@ mod refusals;
 mod sandboxes;
 mod sleep;
 mod templates;
+mod travel;

@@ -1,7 +1,7 @@
 //! A sandbox as the platform would publish it; for tests and the benchmark.
 
 use sandhold_platform::{
-    AutoResume, BusyWith, Egress, Owner, PublicTraffic, SandboxView, TemplateStamp,
+    AutoResume, BusyWith, Egress, Owner, PauseKeeps, PublicTraffic, SandboxView, TemplateStamp,
 };
 use sandhold_types::{
     Clocking, Incarnation, Lifetime, OnTimeout, Resources, SandboxState, Timestamp, Token,
@@ -33,6 +33,7 @@ pub(crate) fn view(id: &str, incarnation: u64) -> SandboxView {
         },
         auto_resume: AutoResume::Off,
         busy_with: BusyWith::AnyCommand,
+        timeout_keeps: PauseKeeps::Everything,
         sleep: None,
         last_activity: started_at,
         resources: Resources::default(),
@@ -44,6 +45,7 @@ pub(crate) fn view(id: &str, incarnation: u64) -> SandboxView {
         envd_version: "0.6.13".to_owned(),
         access_token: Token::new(ACCESS_TOKEN.to_owned()),
         traffic_token: None,
+        line: Vec::new(),
         ended: None,
     }
 }

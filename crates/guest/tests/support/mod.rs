@@ -377,7 +377,7 @@ impl Events {
     }
 
     /// Waits for the end of the connection; whether it broke off before the last frame.
-    pub async fn is_cut(mut self) -> bool {
+    pub async fn breaks_off(mut self) -> bool {
         loop {
             let frame = tokio::time::timeout(PATIENCE, self.body.frame()).await;
             match frame.expect("something comes") {

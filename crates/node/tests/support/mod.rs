@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,7 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use sandhold_engine::{Engine, InstanceId, sim::SimEngine};
-use sandhold_images::{Build, Builds, WarmImage};
+use sandhold_images::{Build, Builds, Snapshots, WarmImage};
 use sandhold_network::sim::SimNetwork;
 use sandhold_node::{
     Activity, AgentControl, AgentError, Dependencies, DozeCounts, Faults, Identity, Layout, Node,
@@ -53,15 +53,23 @@ pub(crate) struct ScriptedAgent {
     /// How many of the busy ones nobody reads from.
     pub(crate) background: AtomicU64,
     pub(crate) restarts: AtomicU64,
+    /// The identities that were given out.
+    pub(crate) told: Mutex<Vec<Identity>>,
 }
 
 #[async_trait]
 impl AgentControl for ScriptedAgent {
-    async fn init(&self, _: &Token, _: &Identity, deadline: Deadline) -> Result<(), AgentError> {
+    async fn init(
+        &self,
+        _: &Token,
+        identity: &Identity,
+        deadline: Deadline,
+    ) -> Result<(), AgentError> {
         if self.silent.load(Ordering::Acquire) {
             tokio::time::sleep_until(deadline.instant().into()).await;
             return Err(AgentError::Timeout);
         }
+        self.told.lock().unwrap().push(identity.clone());
         Ok(())
     }
 
@@ -167,6 +175,7 @@ impl Machine {
             engine: Arc::new(self.engine.clone()),
             network: Arc::new(self.network.clone()),
             builds: Arc::new(OneBuild(Arc::new(build))),
+            snapshots: Arc::new(Snapshots::open(&layout.snapshots()).unwrap()),
             agent: self.agent.clone(),
             clock: self.clock.clone(),
             entropy,
@@ -241,6 +250,12 @@ impl Machine {
                 view.state
             );
         }
+    }
+
+    /// The directories of snapshots that are there.
+    #[allow(dead_code, reason = "not every test file takes snapshots")]
+    pub(crate) fn snapshot_names(&self) -> std::collections::BTreeSet<String> {
+        names(&self.directory.path().join("snapshots"))
     }
 
     /// Whether nothing of any sandbox is left.

@@ -27,6 +27,7 @@ mod template_build;
 mod terminal;
 #[cfg(test)]
 mod tests;
+mod travel;
 
 use std::{io, process::ExitCode};
 

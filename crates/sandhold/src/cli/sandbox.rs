@@ -16,6 +16,7 @@ use super::{
     output::{Form, Output},
     run_code,
     server::{Options, Server, ServerError, segment, with_query},
+    travel,
 };
 
 /// The template of a sandbox unless another is named.
@@ -44,6 +45,14 @@ pub(crate) enum Command {
     Pause(PauseArgs),
     /// Wake a sandbox that sleeps.
     Resume(ResumeArgs),
+    /// Keep a sandbox as it is now, memory and files, and print the snapshot's ID.
+    Snapshot(travel::SnapshotArgs),
+    /// Copy a sandbox as it is now and print the copies' IDs.
+    Clone(travel::CloneArgs),
+    /// Take a sandbox back to a snapshot of its own.
+    Rollback(travel::RollbackArgs),
+    /// List the snapshots that a sandbox can go back to, and where it stands.
+    Timeline(travel::TimelineArgs),
     /// End sandboxes for good; their processes and files are gone.
     Kill(KillArgs),
     /// Tell what happened to a sandbox, and why it ended.
@@ -149,6 +158,10 @@ pub(crate) async fn run(command: &Command) -> anyhow::Result<ExitCode> {
         Command::Create(args) => &args.options,
         Command::Pause(args) => &args.options,
         Command::Resume(args) => &args.options,
+        Command::Snapshot(args) => args.options(),
+        Command::Clone(args) => args.options(),
+        Command::Rollback(args) => args.options(),
+        Command::Timeline(args) => args.options(),
         Command::Kill(args) => &args.options,
         Command::History(args) => &args.options,
     };
@@ -163,6 +176,10 @@ pub(crate) async fn execute(command: &Command, output: &mut Output) -> anyhow::R
         Command::Create(args) => create(args, output).await?,
         Command::Pause(args) => pause(args, output).await?,
         Command::Resume(args) => resume(args, output).await?,
+        Command::Snapshot(args) => travel::snapshot(args, output).await?,
+        Command::Clone(args) => travel::clone(args, output).await?,
+        Command::Rollback(args) => travel::rollback(args, output).await?,
+        Command::Timeline(args) => travel::timeline(args, output).await?,
         Command::Kill(args) => return kill(args, output).await,
         Command::History(args) => history(args, output).await?,
         Command::Exec(_) | Command::Run(_) | Command::Files(_) => {}
@@ -178,7 +195,7 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn timeout(text: &str) -> Result<i64, String> {
+pub(super) fn timeout(text: &str) -> Result<i64, String> {
     if text == "never" {
         return Ok(-1);
     }

@@ -95,6 +95,11 @@ impl Site {
         node["tag"].as_str().unwrap().to_owned()
     }
 
+    /// The snapshots of which any file is there.
+    pub(crate) fn snapshots_on_disk(&self) -> BTreeSet<String> {
+        names(&self.path().join("snapshots"))
+    }
+
     /// The sandboxes of which any trace is on the machine: directories, processes, cgroups,
     /// namespaces, mounts and interfaces.
     pub(crate) fn traces(&self) -> Traces {
@@ -201,6 +206,38 @@ impl Server {
         let body = serde_json::json!({"timeout": 3600});
         self.request("POST", &format!("/v2/sandboxes/{id}/connect"), Some(body))
             .map(|answer| answer.status)
+    }
+
+    /// Takes a snapshot and returns its identifier; `None` when the server died first.
+    pub(crate) fn snapshot(&self, id: &str) -> Option<String> {
+        let answer = self.request("POST", &format!("/sandboxes/{id}/snapshots"), None)?;
+        assert_eq!(answer.status, 201, "{answer:?}");
+        Some(answer.body["snapshotID"].as_str().unwrap().to_owned())
+    }
+
+    /// Takes a sandbox back; the status, or `None` when the server died first.
+    pub(crate) fn roll_back(&self, id: &str, snapshot: &str) -> Option<u16> {
+        let body = serde_json::json!({"snapshotID": snapshot});
+        self.request("POST", &format!("/sandboxes/{id}/rollback"), Some(body))
+            .map(|answer| answer.status)
+    }
+
+    /// Copies a sandbox; the status, or `None` when the server died first.
+    pub(crate) fn clones(&self, id: &str, count: usize) -> Option<u16> {
+        let body = serde_json::json!({"count": count, "concurrency": 2});
+        self.request("POST", &format!("/sandboxes/{id}/clones"), Some(body))
+            .map(|answer| answer.status)
+    }
+
+    /// The identifiers of the snapshots that the server lists.
+    pub(crate) fn snapshots(&self) -> BTreeSet<String> {
+        let answer = self.request("GET", "/snapshots?limit=100", None).unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let items = answer.body.as_array().unwrap().clone();
+        items
+            .iter()
+            .map(|item| item["snapshotID"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     /// What a client is told of the sandbox's state.

@@ -138,6 +138,7 @@ impl Api {
         ));
         let parts = ApiParts {
             platform: platform.clone(),
+            travel: platform.clone(),
             templates,
             store: store.clone(),
             clock: clock.clone(),

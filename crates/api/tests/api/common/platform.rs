@@ -110,6 +110,10 @@ pub struct MemoryPlatform {
     pub pauses: Mutex<Vec<Pause>>,
     /// Resumes that have woken a sandbox.
     pub resumes: Mutex<Vec<Resume>>,
+    /// Snapshots that are there.
+    pub snapshots: Mutex<Vec<(SnapshotKind, Arc<SnapshotView>)>>,
+    /// Of the creates to come, this one fails.
+    pub failing_create: Mutex<Option<usize>>,
 }
 
 impl MemoryPlatform {
@@ -130,6 +134,8 @@ impl MemoryPlatform {
             sleep_failure: Mutex::default(),
             pauses: Mutex::default(),
             resumes: Mutex::default(),
+            snapshots: Mutex::default(),
+            failing_create: Mutex::default(),
         }
     }
 
@@ -201,6 +207,21 @@ impl MemoryPlatform {
         failure.map_or(Ok(()), |failure| Err(failure()))
     }
 
+    fn fail_if_its_turn(&self) -> Result<(), PlatformError> {
+        let mut failing = self.failing_create.lock().unwrap();
+        match failing.take() {
+            Some(0) => Err(PlatformError::Engine {
+                step: "starting it",
+                source: "it was told to fail".into(),
+            }),
+            Some(later) => {
+                *failing = Some(later - 1);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The newest resume that woke a sandbox.
     pub fn last_resume(&self) -> Resume {
         *self.resumes.lock().unwrap().last().unwrap()
@@ -233,6 +254,7 @@ impl MemoryPlatform {
             lifetime: request.lifetime,
             auto_resume: request.auto_resume,
             busy_with: request.busy_with,
+            timeout_keeps: request.timeout_keeps,
             sleep: None,
             last_activity: now,
             resources: template.resources,
@@ -244,6 +266,7 @@ impl MemoryPlatform {
             envd_version: String::from("0.6.13"),
             access_token: Token::generate("", entropy),
             traffic_token: private.then(|| Token::generate("", entropy)),
+            line: Vec::new(),
             ended: None,
         };
         let event = |state, reason: &str| HistoryEvent {
@@ -362,9 +385,22 @@ impl Platform for MemoryPlatform {
         if let Some(failure) = self.failure.lock().unwrap().take() {
             return Err(failure());
         }
-        let found = self
-            .templates
-            .resolve(&request.owner.namespace, &request.template);
+        self.fail_if_its_turn()?;
+        let owner = &request.owner;
+        let snapshots = self.snapshots.lock().unwrap().clone();
+        let from = snapshots
+            .iter()
+            .map(|(_, snapshot)| snapshot)
+            .find(|snapshot| {
+                let full =
+                    |name: &SnapshotName| format!("{}/{name}", owner.namespace) == request.template;
+                snapshot.id.as_str() == request.template || snapshot.names.iter().any(full)
+            });
+        let meant = from.map_or(request.template.as_str(), |snapshot| {
+            assert_eq!(snapshot.owner.env, owner.env);
+            snapshot.template.id.as_str()
+        });
+        let found = self.templates.resolve(&owner.namespace, meant);
         let template =
             found.ok_or_else(|| PlatformError::TemplateNotFound(request.template.clone()))?;
         let record = self.make(request, &template);
@@ -519,5 +555,128 @@ impl Platform for MemoryPlatform {
             .get(id)
             .ok_or_else(|| PlatformError::NotFound(id.clone()))?;
         Ok(record.history.clone())
+    }
+}
+
+#[async_trait]
+impl TimeTravel for MemoryPlatform {
+    async fn take_snapshot(
+        &self,
+        sandbox: &SandboxId,
+        wanted: TakeSnapshot,
+        _: Actor,
+        _: Deadline,
+    ) -> Result<Arc<SnapshotView>, PlatformError> {
+        self.fail_if_told()?;
+        let now = self.clock.now();
+        let id = SnapshotId::generate(&*self.entropy);
+        let taken = self.change(sandbox, |record| {
+            may(&record.view, Operation::Snapshot)?;
+            let ancestors = record.view.line.clone();
+            if wanted.kind == SnapshotKind::Kept {
+                record.view.line.insert(0, id.clone());
+            }
+            Ok(Arc::new(SnapshotView {
+                id,
+                owner: record.view.owner.clone(),
+                names: wanted.name.into_iter().collect(),
+                source: sandbox.clone(),
+                template: record.view.template.clone(),
+                ancestors,
+                resources: record.view.resources,
+                taken_at: now,
+                source_paused_ms: 1,
+            }))
+        })??;
+        let mut all = self.snapshots.lock().unwrap();
+        all.push((wanted.kind, taken.clone()));
+        Ok(taken)
+    }
+
+    fn snapshots(&self) -> Vec<Arc<SnapshotView>> {
+        let all = self.snapshots.lock().unwrap();
+        let kept = all.iter().filter(|(kind, _)| *kind == SnapshotKind::Kept);
+        kept.map(|(_, snapshot)| snapshot.clone()).collect()
+    }
+
+    fn find_snapshot(
+        &self,
+        namespace: &Namespace,
+        env: &EnvName,
+        reference: &str,
+    ) -> Option<Arc<SnapshotView>> {
+        let meant = |snapshot: &Arc<SnapshotView>| {
+            let full = |name: &SnapshotName| format!("{namespace}/{name}") == reference;
+            let named = snapshot.names.iter().any(full);
+            let own = snapshot.owner.namespace == *namespace && snapshot.owner.env == *env;
+            own && (named || snapshot.id.as_str() == reference)
+        };
+        TimeTravel::snapshots(self).into_iter().find(meant)
+    }
+
+    fn storage(&self) -> Storage {
+        Storage {
+            snapshots: self.snapshots.lock().unwrap().len(),
+            ..Storage::default()
+        }
+    }
+
+    fn lineage(&self, id: &SnapshotId) -> Option<Lineage> {
+        let all = TimeTravel::snapshots(self);
+        let snapshot = all.iter().find(|snapshot| snapshot.id == *id)?.clone();
+        let ancestors = snapshot.ancestors.iter().map(|id| Descent {
+            id: id.clone(),
+            snapshot: all.iter().find(|snapshot| snapshot.id == *id).cloned(),
+        });
+        Some(Lineage {
+            sizes: SnapshotSizes::default(),
+            ancestors: ancestors.collect(),
+            descendants: all
+                .iter()
+                .filter(|snapshot| snapshot.ancestors.contains(id))
+                .cloned()
+                .collect(),
+            sandboxes: self
+                .list()
+                .into_iter()
+                .filter(|view| view.line.contains(id))
+                .collect(),
+            snapshot,
+        })
+    }
+
+    async fn delete_snapshot(&self, id: &SnapshotId) -> Result<(), PlatformError> {
+        let mut all = self.snapshots.lock().unwrap();
+        let before = all.len();
+        all.retain(|(_, snapshot)| snapshot.id != *id);
+        if all.len() == before {
+            return Err(PlatformError::SnapshotNotFound(id.to_string()));
+        }
+        Ok(())
+    }
+
+    async fn roll_back(
+        &self,
+        sandbox: &SandboxId,
+        to: &SnapshotId,
+        by: Actor,
+        _: Deadline,
+    ) -> Result<Arc<SandboxView>, PlatformError> {
+        self.fail_if_told()?;
+        let now = self.clock.now();
+        let all = TimeTravel::snapshots(self);
+        let unknown = || PlatformError::SnapshotNotFound(to.to_string());
+        let snapshot = all.iter().find(|s| s.id == *to).ok_or_else(unknown)?;
+        self.change(sandbox, |record| {
+            may(&record.view, Operation::RollBack)?;
+            if snapshot.source != *sandbox && !record.view.line.contains(to) {
+                return Err(unknown());
+            }
+            record.view.line = snapshot.ancestors.clone();
+            record.view.line.insert(0, to.clone());
+            record.view.incarnation = record.view.incarnation.next();
+            note(record, SandboxState::Running, by, now);
+            Ok(Arc::new(record.view.clone()))
+        })?
     }
 }
