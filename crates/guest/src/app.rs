@@ -74,6 +74,7 @@ pub async fn run(config: AgentConfig) -> Result<(), AppError> {
         tracing::warn!(%error, "sudo is not available");
     }
     let app = App::build(&config, &children);
+    app.control.identity.take_hold();
     announce(&envd, &interpreter_listener);
 
     if config.system_identity {

@@ -29,6 +29,10 @@ const HOSTNAME_BYTES_MAX: usize = 64;
 const ENTROPY_BYTES_MAX: usize = 1024;
 /// `hosts` files beyond this are not rewritten.
 const HOSTS_BYTES_MAX: u64 = 1 << 20;
+/// The files that name the system, in its `/etc`.
+const HOSTNAME: &str = "hostname";
+const HOSTS: &str = "hosts";
+const MACHINE_ID: &str = "machine-id";
 /// The address under which a Debian host knows itself.
 const OWN_ADDRESS: &str = "127.0.1.1";
 
@@ -46,6 +50,17 @@ impl SystemIdentity {
         Self {
             etc: config.etc_dir.clone(),
             kernel: config.system_identity,
+        }
+    }
+
+    /// Opens for writing what every life writes. A layered file system copies a file the first time
+    /// that this happens; so the copies are in the image, and no life waits for them.
+    pub fn take_hold(&self) {
+        for name in [HOSTNAME, HOSTS, MACHINE_ID] {
+            // What cannot be opened now is reported when it is written.
+            let _ = fs::OpenOptions::new()
+                .append(true)
+                .open(self.etc.join(name));
         }
     }
 }
@@ -72,9 +87,6 @@ pub enum InitError {
     /// The kernel refused the host name.
     #[error("setting the host name: {0}")]
     Hostname(io::Error),
-    /// The agent is stopping.
-    #[error("the agent is stopping")]
-    Stopping,
 }
 
 /// A request whose fields have all been read.
@@ -98,14 +110,11 @@ pub async fn begin_life(
     let checked = check(&request)?;
     state.begin_life(next_life(&state.life(), request));
 
-    let entropy = checked.entropy.clone();
-    let now = state.clock.now();
-    let identity = identity.clone();
-    tokio::task::spawn_blocking(move || apply(&identity, &checked, now))
-        .await
-        .map_err(|_| InitError::Stopping)??;
-    if let Some(entropy) = entropy {
-        interpreter.reseed(&entropy).await;
+    // On this thread, since a create waits for it: three small files, and there is nobody yet whom
+    // it could hold up.
+    apply(identity, &checked, state.clock.now())?;
+    if let Some(entropy) = &checked.entropy {
+        interpreter.reseed(entropy).await;
     }
     Ok(())
 }
@@ -198,11 +207,11 @@ fn apply(identity: &SystemIdentity, checked: &Checked, now: Timestamp) -> Result
             rustix::system::sethostname(hostname.as_bytes())
                 .map_err(|error| InitError::Hostname(error.into()))?;
         }
-        write(&identity.etc, "hostname", format!("{hostname}\n"))?;
+        write(&identity.etc, HOSTNAME, format!("{hostname}\n"))?;
         let hosts = read_hosts(&identity.etc);
-        write(&identity.etc, "hosts", hosts_with(&hosts, hostname))?;
+        write(&identity.etc, HOSTS, hosts_with(&hosts, hostname))?;
     }
-    write(&identity.etc, "machine-id", machine_id())?;
+    write(&identity.etc, MACHINE_ID, machine_id())?;
     if let Some(entropy) = &checked.entropy
         && identity.kernel
     {
@@ -240,7 +249,7 @@ fn machine_id() -> String {
 fn read_hosts(etc: &Path) -> String {
     use std::io::Read as _;
     let mut text = String::new();
-    let read = fs::File::open(etc.join("hosts"))
+    let read = fs::File::open(etc.join(HOSTS))
         .and_then(|file| file.take(HOSTS_BYTES_MAX).read_to_string(&mut text));
     match read {
         Ok(_) => text,
