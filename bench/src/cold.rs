@@ -11,7 +11,7 @@ use crate::figures::Samples;
 use anyhow::{Context, ensure};
 use sandhold_engine::{
     AfterCapture, Engine, InstanceId, InstanceRef, LaunchSpec, Origin,
-    gvisor::{GvisorConfig, GvisorEngine},
+    gvisor::{GvisorConfig, GvisorEngine, RootWrites},
 };
 use sandhold_images::{Build, Builds, Catalogue};
 use sandhold_network::{LinuxNetwork, Network};
@@ -57,6 +57,7 @@ impl Cold {
             runsc,
             node_tag: TAG.to_owned(),
             state_root: Path::new("/run/sandhold").join(TAG),
+            root_writes: RootWrites::Layer,
         };
         let engine = runtime.block_on(GvisorEngine::new(config))?;
         let network = Arc::new(runtime.block_on(LinuxNetwork::new(TAG))?);

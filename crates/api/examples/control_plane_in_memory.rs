@@ -29,6 +29,7 @@ async fn main() {
         platform: platform.clone(),
         travel: platform,
         templates,
+        builds: None,
         store,
         clock,
         entropy,

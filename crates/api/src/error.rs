@@ -37,6 +37,8 @@ pub(crate) enum ApiError {
     SandboxNotFound { id: String, ended: Option<String> },
     #[error("template '{0}' was not found")]
     TemplateNotFound(String),
+    #[error("there is no build {build} of template '{template}'")]
+    BuildNotFound { template: String, build: String },
     #[error("there is no API key {0}")]
     KeyNotFound(String),
     #[error("there is no such route")]
@@ -120,6 +122,7 @@ impl ApiError {
             Self::Forbidden(_) => ErrorCode::Forbidden,
             Self::SandboxNotFound { .. } => ErrorCode::SandboxNotFound,
             Self::TemplateNotFound(_) => ErrorCode::TemplateNotFound,
+            Self::BuildNotFound { .. } => ErrorCode::BuildNotFound,
             Self::KeyNotFound(_) => ErrorCode::KeyNotFound,
             Self::RouteNotFound => ErrorCode::RouteNotFound,
             Self::MethodNotAllowed => ErrorCode::MethodNotAllowed,

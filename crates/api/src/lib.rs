@@ -3,7 +3,7 @@
 //! ```text
 //!   client ─▶ identify ─▶ CORS ─▶ route ─▶ who asks ─▶ wire::* (JSON → values, pure)
 //!                                             │                │
-//!                                           Store     Platform, Templates ─▶ wire::* (values → JSON)
+//!                              Store     Platform, Templates, TemplateBuilds ─▶ wire::* (values → JSON)
 //! ```
 //!
 //! Owns: routes, wire types, authentication, paging, idempotency, fairness between tenants' creates.
@@ -25,6 +25,7 @@ mod error;
 pub mod fuzzing;
 mod gate;
 mod idempotency;
+mod links;
 mod openapi;
 mod page;
 mod request;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use sandhold_governor_driver::{Governor, LocalPlatform};
-use sandhold_platform::{Platform, Templates, TimeTravel};
+use sandhold_platform::{Platform, TemplateBuilds, Templates, TimeTravel};
 use sandhold_store::{SecretBytes, Store, StoreError};
 use sandhold_types::{Clock, Entropy};
 
-use crate::{Settings, gate::CreateGate, page::PageKey};
+use crate::{Settings, gate::CreateGate, links::LinkKey, page::PageKey};
 
 /// What the API is built from.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub struct ApiParts {
     pub travel: Arc<dyn TimeTravel>,
     /// Templates.
     pub templates: Arc<dyn Templates>,
+    /// Building templates; without it they are built by other means.
+    pub builds: Option<Arc<dyn TemplateBuilds>>,
     /// Keys and idempotency records.
     pub store: Arc<dyn Store>,
     /// The time.
@@ -36,6 +38,7 @@ pub struct ApiState {
     pub(crate) platform: Arc<dyn Platform>,
     pub(crate) travel: Arc<dyn TimeTravel>,
     pub(crate) templates: Arc<dyn Templates>,
+    pub(crate) builds: Option<Arc<dyn TemplateBuilds>>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) entropy: Arc<dyn Entropy>,
@@ -43,11 +46,12 @@ pub struct ApiState {
     pub(crate) settings: Arc<Settings>,
     pub(crate) gate: Arc<CreateGate>,
     pub(crate) page_key: PageKey,
+    pub(crate) link_key: LinkKey,
 }
 
 impl ApiState {
-    /// Takes the parts and gets what the store keeps for the API: the key that page tokens are
-    /// signed with, which is the same in every process on the store.
+    /// Takes the parts and gets what the store keeps for the API: the key that page tokens and
+    /// links are signed with, which is the same in every process on the store.
     ///
     /// # Errors
     /// The store failed.
@@ -67,6 +71,7 @@ impl ApiState {
             platform: parts.platform,
             travel: parts.travel,
             templates: parts.templates,
+            builds: parts.builds,
             store: parts.store,
             clock: parts.clock,
             entropy: parts.entropy,
@@ -74,6 +79,7 @@ impl ApiState {
             settings: Arc::new(parts.settings),
             gate: Arc::new(gate),
             page_key: PageKey::new(key.0),
+            link_key: LinkKey::derived_from(key.0),
         })
     }
 }

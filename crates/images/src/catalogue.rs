@@ -18,6 +18,8 @@
 //!
 //! Called by the node and the API; never waits for a build.
 
+mod naming;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -38,12 +40,18 @@ use crate::{
     shelf::{Contents, Shelf, Shelved, remove_tree},
 };
 
+pub use naming::TemplateFiles;
+pub(crate) use naming::is_tag;
+
 /// Where templates that serve every data directory of a machine lie.
 pub const SHARED_DIRECTORY: &str = "/var/lib/sandhold/templates";
 
 /// Two changes within one tick of the file system's clock look like one, so a directory that has
 /// changed as recently as this is read again.
 const SETTLING_MS: u64 = 1_000;
+
+/// How long the layer of a step is kept that no build needs, such as of a build that failed later.
+const CACHE_KEPT: Duration = Duration::from_secs(24 * 3600);
 
 /// Tags that mean the current build.
 const CURRENT_TAGS: [&str; 2] = ["default", "latest"];
@@ -458,12 +466,17 @@ fn is_called(record: &TemplateRecord, name: &str) -> bool {
     record.id.as_str() == name || record.names.iter().any(|own| own == name)
 }
 
+/// Whether a tag means the current build unless it was given to another.
+pub(crate) fn is_current_tag(tag: &str) -> bool {
+    CURRENT_TAGS.contains(&tag)
+}
+
 fn build_of(record: &TemplateRecord, tag: Option<&str>) -> Option<BuildId> {
     let Some(tag) = tag else {
         return Some(record.current.clone());
     };
     let tagged = record.tags.get(tag).cloned();
-    tagged.or_else(|| CURRENT_TAGS.contains(&tag).then(|| record.current.clone()))
+    tagged.or_else(|| is_current_tag(tag).then(|| record.current.clone()))
 }
 
 /// Removes builds of a shelf that have no name and that `may_go`, then layers without a build.
@@ -497,7 +510,11 @@ pub(crate) fn collect(
     }
     let layers: BTreeSet<&ContentKey> = kept
         .iter()
-        .flat_map(|shelved| [&shelved.record.base_layer, &shelved.record.root_layer])
+        .flat_map(|shelved| {
+            let record = &shelved.record;
+            let own = [&record.base_layer, &record.root_layer];
+            own.into_iter().chain(&record.step_layers)
+        })
         .collect();
     collected.layers = remove_layers(shelf, &layers)?;
     Ok(collected)
@@ -521,6 +538,11 @@ fn remove_layers(shelf: &Shelf, kept: &BTreeSet<&ContentKey>) -> Result<usize, C
         let entry = entry.map_err(file_error("list", &layers))?;
         let name = entry.file_name();
         if kept.iter().any(|key| name == key.0.as_str()) {
+            continue;
+        }
+        let cached_at = shelf.cached_at(&entry.path());
+        let age = cached_at.and_then(|at| at.elapsed().ok());
+        if age.is_some_and(|age| age < CACHE_KEPT) {
             continue;
         }
         discard(shelf, &entry.path())?;

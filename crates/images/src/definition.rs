@@ -22,6 +22,8 @@ use sandhold_types::Resources;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
+use crate::{catalogue::TemplateFiles, image::ImageSource};
+
 /// How many packages, wheels and aliases a definition may name.
 const LIST_LENGTH_MAX: usize = 512;
 /// How long one of those may be, in bytes.
@@ -72,8 +74,7 @@ pub enum DefinitionError {
 }
 
 /// Where a root file system comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// Debian packages from the archive that the machine's apt is configured with.
     Bootstrap {
@@ -84,6 +85,43 @@ pub enum Source {
     Directory {
         /// Where it is.
         path: PathBuf,
+    },
+    /// An image.
+    Image(ImageSource),
+    /// Another template.
+    Template(TemplateFiles),
+}
+
+/// Who runs commands, and where, if neither the definition nor its image says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fallback {
+    /// The user.
+    pub user: String,
+    /// The directory; the user's home if absent.
+    pub workdir: Option<String>,
+}
+
+impl Default for Fallback {
+    fn default() -> Self {
+        Self {
+            user: default_user(),
+            workdir: None,
+        }
+    }
+}
+
+/// What sandboxes have running.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Start {
+    /// What the definition says, or the template that it begins with.
+    #[default]
+    AsDefined,
+    /// What the image says that it is for.
+    OfImage {
+        /// In place of the image's entry point.
+        entrypoint: Option<Vec<String>>,
+        /// In place of the image's arguments.
+        arguments: Option<Vec<String>>,
     },
 }
 
@@ -152,6 +190,10 @@ pub struct Definition {
     pub setup: Option<PathBuf>,
     /// What the agent is told.
     pub agent: AgentSettings,
+    /// What sandboxes have running.
+    pub start: Start,
+    /// What counts where an image names nothing.
+    pub fallback: Fallback,
     /// Limits of sandboxes made from it.
     pub resources: Resources,
 }
@@ -176,6 +218,7 @@ struct RawDefinition {
 struct RawSource {
     kind: Spanned<String>,
     path: Option<Spanned<String>>,
+    reference: Option<Spanned<String>>,
     #[serde(default)]
     packages: Vec<Spanned<String>>,
     #[serde(default)]
@@ -299,17 +342,17 @@ impl Checker<'_> {
             overlay,
             setup,
             agent: raw.agent,
+            start: Start::AsDefined,
+            fallback: Fallback::default(),
             resources: self.resources(&raw.resources)?,
         })
     }
 
     fn source(&self, span: &Range<usize>, raw: &RawSource) -> Checked<Source> {
-        match raw.kind.get_ref().as_str() {
+        let kind = raw.kind.get_ref().as_str();
+        self.check_fields(kind, raw)?;
+        match kind {
             "bootstrap" => {
-                if let Some(path) = &raw.path {
-                    let rule = "goes with kind = \"dir\" only";
-                    return Err(self.wrong(&path.span(), "source.path", rule));
-                }
                 let packages = self.list(
                     "source.packages",
                     &raw.packages,
@@ -319,25 +362,74 @@ impl Checker<'_> {
                 Ok(Source::Bootstrap { packages })
             }
             "dir" => {
-                if let Some(package) = raw.packages.first() {
-                    let rule = "goes with kind = \"bootstrap\" only";
-                    return Err(self.wrong(&package.span(), "source.packages", rule));
-                }
-                let Some(path) = &raw.path else {
-                    return Err(self.wrong(span, "source.path", "is missing"));
+                let path = self.place(span, raw, "is not a folder", Path::is_dir)?;
+                Ok(Source::Directory { path })
+            }
+            "image" => {
+                let Some(reference) = &raw.reference else {
+                    return Err(self.wrong(span, "source.reference", "is missing"));
                 };
-                // A root file system may lie anywhere on the machine of whoever builds it.
-                let full = self.folder.join(path.get_ref());
-                if !full.is_dir() {
-                    return Err(self.wrong(&path.span(), "source.path", "is not a folder"));
-                }
-                Ok(Source::Directory { path: full })
+                Ok(Source::Image(ImageSource::Registry {
+                    reference: reference.get_ref().clone(),
+                    credentials: None,
+                }))
+            }
+            "oci-layout" => {
+                let path = self.place(span, raw, "is not a folder", Path::is_dir)?;
+                let name = raw.reference.as_ref().map(|name| name.get_ref().clone());
+                Ok(Source::Image(ImageSource::Layout { path, name }))
+            }
+            "docker-archive" => {
+                let path = self.place(span, raw, "is not a file", Path::is_file)?;
+                Ok(Source::Image(ImageSource::Archive { path }))
             }
             other => Err(self.wrong(
                 &raw.kind.span(),
                 "source.kind",
-                format!("'{other}' is not known; it is \"bootstrap\" or \"dir\""),
+                format!(
+                    "'{other}' is not known; it is \"bootstrap\", \"dir\", \"image\", \
+                     \"oci-layout\" or \"docker-archive\""
+                ),
             )),
+        }
+    }
+
+    /// Fields that a kind of source does not have.
+    fn check_fields(&self, kind: &str, raw: &RawSource) -> Checked<()> {
+        let packages = raw.packages.first().map(Spanned::span);
+        let path = raw.path.as_ref().map(Spanned::span);
+        let reference = raw.reference.as_ref().map(Spanned::span);
+        let surplus = match kind {
+            "bootstrap" => [("path", path), ("reference", reference)],
+            "image" => [("path", path), ("packages", packages)],
+            "oci-layout" => [("packages", packages), ("packages", None)],
+            _ => [("packages", packages), ("reference", reference)],
+        };
+        let found = surplus.into_iter().find_map(|(n, span)| Some((n, span?)));
+        match found {
+            None => Ok(()),
+            Some((name, span)) => {
+                let rule = format!("does not go with kind = \"{kind}\"");
+                Err(self.wrong(&span, &format!("source.{name}"), rule))
+            }
+        }
+    }
+
+    /// Where a source is: it may lie anywhere on the machine of whoever builds it.
+    fn place(
+        &self,
+        span: &Range<usize>,
+        raw: &RawSource,
+        rule: &str,
+        accept: fn(&Path) -> bool,
+    ) -> Checked<PathBuf> {
+        let Some(path) = &raw.path else {
+            return Err(self.wrong(span, "source.path", "is missing"));
+        };
+        let full = self.folder.join(path.get_ref());
+        match accept(&full) {
+            true => Ok(full),
+            false => Err(self.wrong(&path.span(), "source.path", rule)),
         }
     }
 

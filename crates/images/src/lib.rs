@@ -1,7 +1,10 @@
 //! Templates on disk: definitions, root file systems, warm images and the catalogue of builds.
 //!
 //! ```text
-//!  template.toml ──prepare──▶ root file system ──(node bakes)──▶ warm image ──publish──▶ catalogue
+//!  template.toml, or a plan of steps (service)
+//!        │ builder: base (packages, folder, image, template) ─▶ steps ─▶ agent ─▶ bake ─▶ publish
+//!        ▼
+//!   catalogue: builds, names, tags
 //! ```
 //!
 //! Invariants:
@@ -20,13 +23,20 @@ mod builder;
 mod catalogue;
 mod compatibility;
 mod definition;
+mod dockerfile;
 mod durable;
+mod image;
+mod layers;
+mod oven;
 mod program;
 mod progress;
+mod provision;
 mod record;
 mod root_fs;
+mod service;
 mod shelf;
 mod snapshots;
+mod steps;
 mod tree;
 
 use std::{path::PathBuf, sync::Arc};
@@ -35,16 +45,27 @@ use sandhold_engine::EngineIdentity;
 use sandhold_types::{BuildId, Namespace, Resources, TemplateId, Timestamp, Token};
 
 pub use apt::{AptError, Archive, Entry};
-pub use bake::{BakeError, Oven, clear_left_overs};
-pub use builder::{BuildError, BuildRequest, Builder, Built, Cache};
-pub use catalogue::{Catalogue, CatalogueError, Collected, SHARED_DIRECTORY, shared_directories};
+pub use builder::{BuildError, BuildRequest, Builder, Built, Cache, Promised};
+pub use catalogue::{
+    Catalogue, CatalogueError, Collected, SHARED_DIRECTORY, TemplateFiles, shared_directories,
+};
 pub use compatibility::{WarmMismatch, check_warm};
-pub use definition::{AgentSettings, Definition, DefinitionError, Source, is_template_name};
+pub use definition::{
+    AgentSettings, Definition, DefinitionError, Fallback, Source, Start, is_template_name,
+};
+pub use dockerfile::{
+    Context, ContextError, DockerStep, Dockerfile, DockerfileError, parse as parse_dockerfile,
+};
+pub use image::{Credentials, ImageError, ImageSource, Registries, RegistriesError};
+pub use layers::fuzzing;
+pub use oven::{BakeError, Oven, clear_left_overs};
 pub use program::ProgramError;
 pub use progress::{Event, Progress, Silent, Stage};
 pub use record::{ContentKey, RecordError};
 pub use root_fs::RootFsError;
+pub use service::{BuildService, BuildServiceParts, Kitchen, Kitchens};
 pub use snapshots::{Lease, Retention, Snapshot, SnapshotError, Snapshots};
+pub use steps::{Output, PlannedStep, Step, StepError, Upload};
 pub use tree::TreeError;
 
 /// One immutable build of a template, ready to make sandboxes from.

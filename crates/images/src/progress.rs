@@ -1,5 +1,7 @@
 //! What a build tells while it works.
 
+use crate::steps::Output;
+
 /// A part of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -59,6 +61,26 @@ pub enum Event {
         done: u64,
         /// Steps in all, as far as known.
         total: u64,
+    },
+    /// A step of the template begins, or its result was there already.
+    Instruction {
+        /// Which, counted from one.
+        number: usize,
+        /// How many there are.
+        total: usize,
+        /// The step in words.
+        label: String,
+        /// Whether its result was there.
+        cached: bool,
+    },
+    /// A line that the command of a step printed.
+    Output {
+        /// Which step.
+        number: usize,
+        /// Where it was printed to.
+        output: Output,
+        /// The line, cut to a bound.
+        text: String,
     },
     /// A line that a program printed, or a remark.
     Note {

@@ -94,6 +94,9 @@ pub(crate) struct BuildRecord {
     pub(crate) salt: String,
     /// The layer that holds the root file system without the agent; kept as the cache.
     pub(crate) base_layer: ContentKey,
+    /// Layers of the steps before it, kept with it.
+    #[serde(default)]
+    pub(crate) step_layers: Vec<ContentKey>,
     /// The layer that sandboxes run on.
     pub(crate) root_layer: ContentKey,
     pub(crate) command: Vec<String>,

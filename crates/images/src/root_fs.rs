@@ -1,4 +1,5 @@
-//! Making a root file system from a definition: bootstrap or copy, wheels, overlay, set-up.
+//! Making a root file system from a definition: bootstrap or copy, wheels, overlay, set-up. Images
+//! are laid down by [`crate::image`].
 //!
 //! ```text
 //!   archive of the machine ─mmdebstrap─┐
@@ -21,6 +22,7 @@ use tokio::process::Command;
 use crate::{
     apt::{AptError, Archive},
     definition::Definition,
+    image::ImageError,
     program::{self, ProgramError, contained},
     progress::{Event, Progress, Stage},
     tree::{self, TreeError},
@@ -50,6 +52,9 @@ pub enum RootFsError {
     /// There is no archive.
     #[error("there is nothing to bootstrap from")]
     Archive(#[from] AptError),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// A program failed.
     #[error("could not {step}")]
     Program {
@@ -111,14 +116,13 @@ pub(crate) async fn bootstrap(
     run_bootstrap(packages, archive, root, scratch, progress).await
 }
 
-/// Copies the root file system `from` into the empty directory `root` and does what else
-/// `definition` asks for; `scratch` is an empty directory for downloads.
+/// Does what else `definition` asks for in the root file system `root`; `scratch` is an empty
+/// directory for downloads.
 ///
 /// # Errors
 /// The step that failed, with the last lines of the program that did.
-pub(crate) async fn complete(
+pub(crate) async fn furnish(
     definition: &Definition,
-    from: &Path,
     root: &Path,
     scratch: &Path,
     progress: &dyn Progress,
@@ -127,9 +131,6 @@ pub(crate) async fn complete(
         progress.report(Event::Begin {
             stage: Stage::Wheels,
         });
-    }
-    copy_directory(from, root).await?;
-    if !definition.wheels.is_empty() {
         install_wheels(&definition.wheels, root, scratch, progress).await?;
     }
     progress.report(Event::Begin {
@@ -222,7 +223,11 @@ fn neutralise(root: &Path, archive: &Archive) -> Result<(), RootFsError> {
     write(&root.join("etc/machine-id"), "")
 }
 
-async fn copy_directory(from: &Path, root: &Path) -> Result<(), RootFsError> {
+/// Copies the root file system `from` into the empty directory `root`.
+///
+/// # Errors
+/// A file cannot be read, or the disk is full.
+pub(crate) async fn copy_directory(from: &Path, root: &Path) -> Result<(), RootFsError> {
     let mut command = Command::new("cp");
     command.args(["--archive", "--one-file-system", "--reflink=auto", "--"]);
     command.arg(from.join(".")).arg(root);

@@ -5,6 +5,7 @@
 //!     build.lock            held by the one who builds or collects
 //!     names.lock            held while a template record is changed
 //!     layers/<key>/root     root file systems, by what they were made from
+//!     layers/<key>/cached   marks one that is kept for a while though no build needs it
 //!     builds/<id>/          build.json and image/ of one build
 //!     templates/<id>.json   names, and which build is the current one
 //!     tmp/                  whatever is being made; rubbish once nobody holds build.lock
@@ -15,7 +16,9 @@
 
 use std::{
     collections::BTreeMap,
+    fs::Permissions,
     io,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -31,6 +34,9 @@ use crate::{
 
 /// How many templates or builds one directory may hold. More is not looked at.
 const ENTRIES_MAX: usize = 10_000;
+
+/// Marks a layer that is kept for a while.
+const CACHED_MARK: &str = "cached";
 
 /// One catalogue directory.
 #[derive(Debug, Clone)]
@@ -65,6 +71,11 @@ impl Shelf {
     pub(crate) fn prepare(&self) -> io::Result<()> {
         for part in [self.layers(), self.builds(), self.templates(), self.tmp()] {
             durable::make_directory(&part)?;
+        }
+        // Tenants' files keep their set-user-ID bits, which mean something to whoever can reach
+        // them on this machine: nobody but root can.
+        for private in [self.layers(), self.tmp()] {
+            std::fs::set_permissions(private, Permissions::from_mode(0o700))?;
         }
         Ok(())
     }
@@ -103,6 +114,17 @@ impl Shelf {
 
     pub(crate) fn layer(&self, key: &ContentKey) -> PathBuf {
         self.layers().join(&key.0)
+    }
+
+    /// Marks a layer that is being made as one that is kept for a while after its last use.
+    pub(crate) fn mark_cached(&self, layer: &Path) -> io::Result<()> {
+        std::fs::write(layer.join(CACHED_MARK), "")
+    }
+
+    /// When a layer that is kept for a while was made or last used; none for others.
+    pub(crate) fn cached_at(&self, layer: &Path) -> Option<SystemTime> {
+        let metadata = std::fs::metadata(layer.join(CACHED_MARK)).ok()?;
+        metadata.modified().ok()
     }
 
     /// The lock of those who build or collect.

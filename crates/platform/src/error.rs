@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sandhold_types::{ErrorCode, Retry, SandboxId, SandboxState, SnapshotId};
+use sandhold_types::{BuildId, ErrorCode, Retry, SandboxId, SandboxState, SnapshotId};
 
 /// A failed request to the platform.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +27,20 @@ pub enum PlatformError {
     /// The name that a snapshot was to have belongs to a template.
     #[error("the name '{0}' belongs to a template")]
     NameTaken(String),
+    /// No such build of a template.
+    #[error("there is no build {build} of template '{template}'")]
+    BuildNotFound {
+        /// The template.
+        template: String,
+        /// The build.
+        build: BuildId,
+    },
+    /// Too much of something that is bounded for each tenant.
+    #[error("{0}")]
+    TooMany(String),
+    /// What was sent is larger than may be sent.
+    #[error("{0}")]
+    TooLarge(String),
     /// The caller may see it and may not do this to it.
     #[error("{0}")]
     Forbidden(String),
@@ -113,6 +127,9 @@ impl PlatformError {
             Self::SnapshotNotFound(_) => ErrorCode::SnapshotNotFound,
             Self::SnapshotIncompatible { .. } => ErrorCode::SnapshotIncompatible,
             Self::NameTaken(_) => ErrorCode::NameTaken,
+            Self::BuildNotFound { .. } => ErrorCode::BuildNotFound,
+            Self::TooMany(_) => ErrorCode::TooManyRequests,
+            Self::TooLarge(_) => ErrorCode::TooLarge,
             Self::Forbidden(_) => ErrorCode::Forbidden,
             Self::Invalid(_) => ErrorCode::InvalidRequest,
             Self::NotSupported(_) => ErrorCode::NotSupported,

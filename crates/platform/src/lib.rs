@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod builds;
 mod error;
 mod routes;
 mod sandbox;
@@ -23,6 +24,11 @@ mod templates;
 mod travel;
 
 use async_trait::async_trait;
+pub use builds::{
+    AnnouncedBuild, BuildBase, BuildLogLevel, BuildLogLine, BuildPart, BuildPlan, BuildState,
+    BuildStep, BuildView, FilesHash, LogPage, NewBuild, RegistryLogin, StartWith, TagView,
+    TemplateBuilds, Upload,
+};
 pub use error::PlatformError;
 pub use routes::{
     ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, StateChange, WakeError,

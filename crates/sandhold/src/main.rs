@@ -3,6 +3,7 @@
 mod cli;
 mod doctor;
 mod governor;
+mod kitchen;
 mod settings;
 mod up;
 

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use sandhold_images::{Registries, RegistriesError};
+
 /// Where a server keeps its data unless told otherwise.
 pub(crate) const DATA_DIR: &str = "/var/lib/sandhold/data";
 /// Where set-up puts the default templates.
@@ -13,6 +15,40 @@ pub(crate) const SHARED_TEMPLATES: &str = "/var/lib/sandhold/templates";
 pub(crate) const STATE_ROOT: &str = "/run/sandhold";
 /// Where a server listens unless told otherwise.
 pub(crate) const LISTEN: &str = "127.0.0.1:3000";
+
+/// Options about registries of images.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RegistryArgs {
+    /// Credentials and mirrors of registries, a TOML file (docs/templates.md).
+    #[arg(long, env = "SANDHOLD_REGISTRIES", value_name = "FILE")]
+    registries: Option<PathBuf>,
+    /// A registry that is spoken to without TLS, `host` for all its ports or `host:port`; can be
+    /// repeated.
+    #[arg(
+        long = "insecure-registry",
+        env = "SANDHOLD_INSECURE_REGISTRIES",
+        value_name = "HOST[:PORT]",
+        value_delimiter = ','
+    )]
+    insecure: Vec<String>,
+}
+
+impl RegistryArgs {
+    /// All that is known about registries.
+    ///
+    /// # Errors
+    /// The file cannot be used.
+    pub(crate) fn load(&self) -> Result<Registries, RegistriesError> {
+        let mut registries = match &self.registries {
+            Some(file) => Registries::load(file)?,
+            None => Registries::default(),
+        };
+        for registry in &self.insecure {
+            registries.allow_insecure(registry);
+        }
+        Ok(registries)
+    }
+}
 
 /// Where the engine of this node tag keeps it.
 pub(crate) fn state_root(tag: &str) -> PathBuf {

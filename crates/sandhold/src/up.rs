@@ -7,28 +7,44 @@
 //!
 //! The listener is bound first, so that a port that is taken is told before any work is done.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use sandhold_api::{ApiParts, ApiState, Settings};
 use sandhold_engine::{
     Engine,
-    gvisor::{GvisorConfig, GvisorEngine},
+    gvisor::{GvisorConfig, GvisorEngine, RootWrites},
 };
 use sandhold_gateway::{Drained, Gateway, GatewayConfig};
-use sandhold_images::{Catalogue, Retention, Snapshots};
+use sandhold_images::{
+    BuildService, BuildServiceParts, Catalogue, Registries, Retention, Snapshots,
+};
 use sandhold_network::{LinuxNetwork, Network};
 use sandhold_node::{Dependencies, DozeCounts, Faults, HttpAgent, Layout, Node, NodeConfig};
+use sandhold_platform::TemplateBuilds;
 use sandhold_store::{FirstStart, SqliteStore, Store};
 use sandhold_types::{Clock, Entropy, FaultPlan, SystemClock, SystemEntropy};
 use tokio::{net::TcpListener, sync::Semaphore};
 
-use crate::{governor, settings};
+use crate::{
+    governor,
+    kitchen::{self, LinuxKitchens},
+    settings,
+};
 
 /// How long the removal of all sandboxes at the stop may take.
 const KILL_ALL_BUDGET: Duration = Duration::from_secs(60);
 /// How often the bytes of deleted templates are looked for.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How long a sandbox of a build may take until it is ready, its ready command included.
+const BUILD_READY_BUDGET: Duration = Duration::from_secs(120);
 
 /// When a sandbox dozes off, unless told otherwise.
 const DOZE_AFTER_MS: u64 = 2_000;
@@ -60,6 +76,12 @@ pub(crate) struct Args {
     snapshot_days: u64,
     #[command(flatten)]
     governor: governor::GovernorArgs,
+    /// The guest agent that templates are built with. Without it, `sandhold-agent` beside this
+    /// program.
+    #[arg(long, env = "SANDHOLD_AGENT", value_name = "PATH")]
+    agent: Option<PathBuf>,
+    #[command(flatten)]
+    registries: settings::RegistryArgs,
     /// Log as JSON lines.
     #[arg(long)]
     log_json: bool,
@@ -154,6 +176,9 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     let (node, report) = Node::start(dependencies, config).await?;
     tracing::info!(?report, "recovered");
     let collector = tokio::spawn(collect_templates(node.clone(), catalogue.clone()));
+    let agent = args.agent.as_deref();
+    let registries = args.registries.load()?;
+    let builds = build_service(agent, registries, &root, &catalogue, &clock, &entropy)?;
     let domain = args
         .domain
         .unwrap_or_else(|| format!("localhost:{}", address.port()));
@@ -170,6 +195,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         platform: node.clone(),
         travel: node.clone(),
         templates: catalogue,
+        builds,
         store,
         clock: clock.clone(),
         entropy,
@@ -220,6 +246,7 @@ pub(crate) async fn build_engine(tag: &str) -> anyhow::Result<Arc<dyn Engine>> {
         runsc,
         node_tag: tag.to_owned(),
         state_root: settings::state_root(tag),
+        root_writes: RootWrites::Layer,
     };
     Ok(Arc::new(GvisorEngine::new(config).await?))
 }
@@ -235,6 +262,38 @@ async fn open_catalogue(
         Catalogue::open(&own, &settings::shared_templates(), identity, clock)
     });
     Ok(Arc::new(opened.await??))
+}
+
+/// Builds over the API, if there is an agent to build with.
+fn build_service(
+    agent: Option<&Path>,
+    registries: Registries,
+    root: &Path,
+    catalogue: &Arc<Catalogue>,
+    clock: &Arc<dyn Clock>,
+    entropy: &Arc<dyn Entropy>,
+) -> anyhow::Result<Option<Arc<dyn TemplateBuilds>>> {
+    let agent = match (kitchen::find_agent(agent), agent) {
+        (Ok(agent), _) => agent,
+        (Err(error), Some(_)) => return Err(error),
+        (Err(error), None) => {
+            tracing::warn!(%error, "templates cannot be built over the API");
+            return Ok(None);
+        }
+    };
+    let parts = BuildServiceParts {
+        catalogue: catalogue.clone(),
+        directory: root.join("templates"),
+        kitchens: Arc::new(LinuxKitchens {
+            entropy: entropy.clone(),
+            ready_budget: BUILD_READY_BUDGET,
+        }),
+        agent,
+        registries,
+        clock: clock.clone(),
+        entropy: entropy.clone(),
+    };
+    Ok(Some(Arc::new(BuildService::new(parts))))
 }
 
 /// Removes the bytes of deleted templates once no sandbox is there that came from them.

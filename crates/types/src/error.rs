@@ -55,6 +55,8 @@ error_codes! {
     SnapshotIncompatible = "snapshot_incompatible", 409;
     /// The name belongs to a template.
     NameTaken = "name_taken", 409;
+    /// No such build of a template for this tenant.
+    BuildNotFound = "build_not_found", 404;
     /// No such API key.
     KeyNotFound = "key_not_found", 404;
     /// No such route.

@@ -1,6 +1,7 @@
 //! The routes. A handler reads what the wire holds, asks the platform, and writes the answer; rules
 //! are in `wire`.
 
+mod builds;
 pub(crate) mod copies;
 mod create;
 pub(crate) mod governor;
@@ -34,6 +35,7 @@ pub fn router(state: ApiState) -> Router {
         .merge(sandbox_routes())
         .merge(travel_routes())
         .merge(template_routes())
+        .merge(builds::routes())
         .merge(key_routes())
         .merge(governor::routes())
         .merge(unsupported::routes())
@@ -92,11 +94,13 @@ fn travel_routes() -> Router<ApiState> {
 
 fn template_routes() -> Router<ApiState> {
     Router::new()
-        .route("/templates", get(templates::list))
+        .route("/templates", get(templates::list).post(builds::build_image))
         .route("/v2/templates", get(templates::list))
         .route(
             "/templates/{reference}",
-            get(templates::get).delete(templates::remove),
+            get(templates::get)
+                .delete(templates::remove)
+                .post(builds::rebuild),
         )
         .route("/templates/aliases/{name}", get(templates::alias))
 }

@@ -1,4 +1,4 @@
-//! Templates: reading and removing. They are built by other routes.
+//! Templates: reading and removing. Building them is in `builds`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     wire::template::{AliasBody, TemplateBody, TemplateDetail},
 };
 
-fn find(
+pub(super) fn find(
     state: &ApiState,
     caller: &Caller,
     reference: String,

@@ -1,10 +1,7 @@
 //! Routes of the contract that cannot be carried out yet. They are known, so that a client is told
 //! what is missing rather than that it called a wrong address.
 
-use axum::{
-    Router,
-    routing::{get, post, put},
-};
+use axum::{Router, routing::get};
 
 use crate::{ApiState, auth::Caller, error::ApiError};
 
@@ -16,14 +13,6 @@ pub(super) fn routes() -> Router<ApiState> {
         .route("/volumes/{id}", one_volume())
         .route("/secrets", volumes())
         .route("/secrets/{id}", one_volume())
-        .route("/v3/templates", post(builds))
-        .route("/templates/{reference}/files/{hash}", get(builds))
-        .route("/v2/templates/{reference}/builds/{build}", post(builds))
-        .route("/templates/{reference}/builds/{build}/status", get(builds))
-        .route("/templates/{reference}/builds/{build}/logs", get(builds))
-        .route("/templates/{reference}/alias", put(builds))
-        .route("/templates/{reference}/tags", get(builds))
-        .route("/templates/tags", post(builds).delete(builds))
 }
 
 fn not_supported(what: &str) -> ApiError {
@@ -32,8 +21,4 @@ fn not_supported(what: &str) -> ApiError {
 
 async fn volumes_and_secrets(_: Caller) -> ApiError {
     not_supported("storing volumes and secrets")
-}
-
-async fn builds(_: Caller) -> ApiError {
-    not_supported("building over this route")
 }

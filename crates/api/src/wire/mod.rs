@@ -1,9 +1,11 @@
 //! What goes over the wire, apart from the values inside: types that mirror JSON, and pure
 //! functions that check it and turn it into what the platform is asked, or the other way round.
 
+pub(crate) mod build;
 pub(crate) mod create;
 pub(crate) mod filter;
 pub(crate) mod governor;
+pub(crate) mod image_build;
 pub(crate) mod keys;
 pub(crate) mod lifecycle;
 pub(crate) mod lifetime;

@@ -78,6 +78,19 @@ pub struct GvisorConfig {
     /// Where the engine keeps its own state; a short path, since sockets are made under it. Should
     /// not survive a restart of the machine: `/run/sandhold/<tag>`.
     pub state_root: PathBuf,
+    /// Where what a guest writes to its root goes.
+    pub root_writes: RootWrites,
+}
+
+/// Where what a guest writes to its root goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RootWrites {
+    /// To a layer of the instance, bounded by its plan; the root stays as it is.
+    #[default]
+    Layer,
+    /// To the root itself, which belongs to this instance alone. Such instances are not captured,
+    /// and their plan does not bound their disk.
+    Root,
 }
 
 /// The gVisor engine.
@@ -86,6 +99,7 @@ pub struct GvisorEngine {
     runsc: Runsc,
     root: EngineRoot,
     groups: Groups,
+    root_writes: RootWrites,
     identity: EngineIdentity,
     watched: Mutex<BTreeMap<InstanceId, Arc<Watched>>>,
 }
@@ -124,6 +138,7 @@ impl GvisorEngine {
                 proc_sys,
             },
             root: EngineRoot(root),
+            root_writes: config.root_writes,
             identity,
             watched: Mutex::new(BTreeMap::new()),
         };
@@ -177,11 +192,15 @@ impl GvisorEngine {
     }
 
     /// Flags that must be the same for every call about an instance.
-    fn flags(files: &InstanceFiles) -> Vec<String> {
+    fn flags(&self, files: &InstanceFiles) -> Vec<String> {
+        let writes = match self.root_writes {
+            RootWrites::Layer => format!("root:dir={}", files.disk().display()),
+            RootWrites::Root => "none".to_owned(),
+        };
         vec![
             "--platform=systrap".to_owned(),
             "--network=sandbox".to_owned(),
-            format!("--overlay2=root:dir={}", files.disk().display()),
+            format!("--overlay2={writes}"),
             format!("--panic-log={}", files.panic_log().display()),
             "--net-disconnect-ok".to_owned(),
             "--net-raw".to_owned(),
@@ -236,6 +255,7 @@ impl GvisorEngine {
 
     /// The call that begins an instance, or a part of beginning it.
     fn start_call<'a>(
+        &self,
         spec: &'a LaunchSpec,
         files: &InstanceFiles,
         verb: Verb,
@@ -258,7 +278,7 @@ impl GvisorEngine {
         Call {
             step: verb.step(),
             instance: &spec.instance.id,
-            flags: Self::flags(files),
+            flags: self.flags(files),
             arguments,
             console: Some(console),
             log: files.log(),
@@ -409,7 +429,7 @@ impl Engine for GvisorEngine {
     async fn prepare(&self, spec: &LaunchSpec, deadline: Deadline) -> Result<(), EngineError> {
         let files = InstanceFiles::new(&spec.instance.directory);
         let console = self.lay_out(spec).await?;
-        let call = Self::start_call(spec, &files, Verb::Create, console);
+        let call = self.start_call(spec, &files, Verb::Create, console);
         self.call_with_lift(spec, call, deadline).await?;
         files.write_prepared(&Prepared::of(spec))
     }
@@ -430,11 +450,11 @@ impl Engine for GvisorEngine {
         };
         if ready {
             let console = open_console(&files)?;
-            let call = Self::start_call(spec, &files, verb, console);
+            let call = self.start_call(spec, &files, verb, console);
             self.runsc.run(call, deadline).await?;
         } else {
             let console = self.lay_out(spec).await?;
-            let call = Self::start_call(spec, &files, verb, console);
+            let call = self.start_call(spec, &files, verb, console);
             self.call_with_lift(spec, call, deadline).await?;
         }
         let pid = read_file(&files.pid())?;
@@ -552,7 +572,7 @@ impl Engine for GvisorEngine {
         let call = Call {
             step: "capturing",
             instance: &instance.id,
-            flags: Self::flags(&files),
+            flags: self.flags(&files),
             arguments,
             console: None,
             log: files.log(),

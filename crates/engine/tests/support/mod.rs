@@ -13,7 +13,7 @@ use std::{
 
 use sandhold_engine::{
     Engine, InstanceId, InstanceRef, LaunchSpec, Origin,
-    gvisor::{GvisorConfig, GvisorEngine},
+    gvisor::{GvisorConfig, GvisorEngine, RootWrites},
 };
 use sandhold_network::{LinuxNetwork, Network};
 use sandhold_platform::Egress;
@@ -191,6 +191,7 @@ async fn engine(tag: &str) -> GvisorEngine {
         runsc: "/usr/bin/runsc".into(),
         node_tag: tag.to_owned(),
         state_root: format!("/run/sandhold/{tag}").into(),
+        root_writes: RootWrites::Layer,
     };
     GvisorEngine::new(config).await.unwrap()
 }

@@ -12,6 +12,7 @@
 //! what to do.
 
 mod connect;
+mod dockerfile;
 mod exec;
 pub(crate) mod failure;
 mod files;

@@ -1,9 +1,8 @@
 //! `sandhold template build`: makes a template from its definition and bakes it.
 
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
     io::{IsTerminal, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -11,20 +10,27 @@ use std::{
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use sandhold_engine::gvisor::{GvisorConfig, GvisorEngine};
 use sandhold_images::{
-    BuildRequest, Builder, Built, Cache, Definition, Event, Oven, Progress, Stage, clear_left_overs,
+    BuildError, BuildRequest, Builder, Built, Cache, Definition, Event, Kitchen as _, Progress,
+    Stage, clear_left_overs,
 };
-use sandhold_network::LinuxNetwork;
+use sandhold_platform::Egress;
 use sandhold_types::{Namespace, SystemClock, SystemEntropy};
 
-use crate::settings;
+use super::dockerfile::DockerfileArgs;
+use crate::{
+    kitchen::{LinuxKitchen, find_agent},
+    settings,
+};
 
 /// Options of `sandhold template build`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The definition: a folder that holds a `template.toml`, or such a file.
-    definition: PathBuf,
+    #[arg(required_unless_present = "file")]
+    definition: Option<PathBuf>,
+    #[command(flatten)]
+    dockerfile: DockerfileArgs,
     /// The catalogue to build into.
     #[arg(long, value_name = "DIR", conflicts_with = "data_dir")]
     into: Option<PathBuf>,
@@ -37,6 +43,8 @@ pub(crate) struct Args {
     /// The guest agent's binary. Without it, `sandhold-agent` beside this program.
     #[arg(long, env = "SANDHOLD_AGENT", value_name = "PATH")]
     agent: Option<PathBuf>,
+    #[command(flatten)]
+    registries: settings::RegistryArgs,
     /// Make everything again, such as for newer packages, instead of what is unchanged.
     #[arg(long)]
     no_cache: bool,
@@ -56,13 +64,22 @@ pub(crate) struct Args {
 /// # Errors
 /// What is wrong with the definition or the machine, or the stage that failed.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let definition = Definition::load(&args.definition)?;
+    let recipe = args.dockerfile.read(args.definition.as_deref())?;
+    let definition = match (&recipe, &args.definition) {
+        (Some(recipe), _) => recipe.definition.clone(),
+        (None, Some(path)) => Definition::load(path)?,
+        (None, None) => bail!("name a definition, or a Dockerfile with --file"),
+    };
+    let registries = args.registries.load()?;
     let agent = find_agent(args.agent.as_deref())?;
     let directory = match &args.into {
         Some(directory) => directory.clone(),
         None => args.data_dir.join("templates"),
     };
     let display = display(args, &definition.name);
+    for remark in recipe.iter().flat_map(|recipe| &recipe.remarks) {
+        writeln!(std::io::stderr(), "{remark}")?;
+    }
     let entropy = Arc::new(SystemEntropy);
     let builder = Builder::open(
         &directory,
@@ -72,14 +89,9 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     )
     .await
     .with_context(|| format!("could not open the catalogue {}", directory.display()))?;
-    let kitchen = Kitchen::open(&directory).await?;
-    let oven = Oven {
-        engine: &kitchen.engine,
-        network: &kitchen.network,
-        entropy: &*entropy,
-        instances: &kitchen.instances,
-        ready_budget: Duration::from_secs(args.ready_seconds),
-    };
+    let ready_budget = Duration::from_secs(args.ready_seconds);
+    let kitchen = LinuxKitchen::open(&directory, entropy, ready_budget).await?;
+    let oven = kitchen.oven();
     let request = BuildRequest {
         definition: &definition,
         owner: args.owner.clone(),
@@ -89,6 +101,14 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         } else {
             Cache::Use
         },
+        registries: &registries,
+        steps: recipe.as_ref().map_or(&[][..], |recipe| &recipe.steps),
+        egress: match &recipe {
+            // What is started may fetch what it needs, as with templates built over the API.
+            Some(_) => Egress::Internet,
+            None => Egress::Nothing,
+        },
+        promised: None,
     };
     let started = Instant::now();
     let built = tokio::select! {
@@ -100,7 +120,12 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     };
     display.end();
-    let built = built?;
+    let built = match (built, &recipe) {
+        (Err(error @ BuildError::Step { number, .. }), Some(recipe)) => {
+            return Err(anyhow::Error::new(error).context(recipe.place_of(number)));
+        }
+        (built, _) => built?,
+    };
     let took = started.elapsed();
     let pruned = if args.prune {
         builder.prune()?.builds.len()
@@ -109,69 +134,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     tell(args, &definition.name, &built, took, pruned)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// The engine and the network that bakes of one catalogue run on.
-struct Kitchen {
-    engine: GvisorEngine,
-    network: LinuxNetwork,
-    instances: PathBuf,
-    tag: String,
-}
-
-impl Drop for Kitchen {
-    fn drop(&mut self) {
-        settings::remove_empty_state(&self.tag);
-    }
-}
-
-impl Kitchen {
-    /// Opens them under a tag that is made from the catalogue's place, so that the next builder
-    /// finds what this one may leave, and nobody else touches it.
-    async fn open(catalogue: &Path) -> anyhow::Result<Self> {
-        let tag = kitchen_tag(catalogue)?;
-        let runsc = settings::find_runsc().context(
-            "there is no 'runsc' on the path; run `scripts/setup` or set SANDHOLD_RUNSC",
-        )?;
-        let config = GvisorConfig {
-            runsc,
-            node_tag: tag.clone(),
-            state_root: settings::state_root(&tag),
-        };
-        Ok(Self {
-            engine: GvisorEngine::new(config).await?,
-            network: LinuxNetwork::new(&tag).await?,
-            instances: catalogue.join("baking"),
-            tag,
-        })
-    }
-}
-
-/// `b` and five hexadecimal digits.
-fn kitchen_tag(catalogue: &Path) -> anyhow::Result<String> {
-    let place = catalogue
-        .canonicalize()
-        .with_context(|| format!("could not find {}", catalogue.display()))?;
-    // The same in every run: this hasher has no random state.
-    let mut hasher = DefaultHasher::new();
-    place.hash(&mut hasher);
-    Ok(format!("b{:05x}", hasher.finish() & 0xf_ffff))
-}
-
-fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let path = match given {
-        Some(path) => path.to_owned(),
-        None => std::env::current_exe()
-            .context("could not find out where this program lies")?
-            .with_file_name("sandhold-agent"),
-    };
-    if !path.is_file() {
-        bail!(
-            "there is no guest agent at {}; build it with `scripts/build-agent`, or name it with --agent",
-            path.display()
-        );
-    }
-    Ok(path)
 }
 
 fn tell(
@@ -275,6 +237,16 @@ impl Progress for PlainLines {
                     self.say(&format!("{} %", now * 10));
                 }
             }
+            Event::Instruction {
+                number,
+                total,
+                label,
+                cached,
+            } => {
+                let unchanged = if cached { ", unchanged" } else { "" };
+                self.say(&format!("step {number} of {total}: {label}{unchanged}"));
+            }
+            Event::Output { text, .. } => self.say(&format!("  {text}")),
             Event::Note { .. } => {}
         }
     }
@@ -342,6 +314,24 @@ impl Progress for Bar {
                 self.bar.set_length(total);
                 self.bar.set_position(done);
             }
+            Event::Instruction {
+                number,
+                total,
+                label,
+                cached,
+            } => {
+                let step = format!("{}: step {number} of {total}", self.name);
+                let label: String = label.chars().take(Self::NOTE_CHARACTERS_MAX).collect();
+                if cached {
+                    self.bar.println(format!("  {step}: {label} (unchanged)"));
+                    return;
+                }
+                self.bar.println(format!("  {step}: {label}"));
+                self.bar.set_prefix(step);
+                self.bar.set_message("");
+                self.show_spinner();
+            }
+            Event::Output { text, .. } => self.bar.println(format!("    {text}")),
             Event::Note { text } => {
                 let text: String = text.chars().take(Self::NOTE_CHARACTERS_MAX).collect();
                 self.bar.set_message(text);
@@ -353,29 +343,5 @@ impl Progress for Bar {
 impl Display for Bar {
     fn end(&self) {
         self.bar.finish_and_clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_catalogue_has_the_same_kitchen_in_every_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let tag = kitchen_tag(folder.path()).unwrap();
-        assert_eq!(kitchen_tag(&folder.path().join(".")).unwrap(), tag);
-        assert_eq!(tag.len(), 6);
-        let other = tempfile::tempdir().unwrap();
-        assert_ne!(kitchen_tag(other.path()).unwrap(), tag);
-        assert!(kitchen_tag(&folder.path().join("nowhere")).is_err());
-    }
-
-    #[test]
-    fn a_missing_agent_is_told_with_the_way_to_mend_it() {
-        let error = find_agent(Some(Path::new("/no/agent")))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("scripts/build-agent"), "{error}");
     }
 }

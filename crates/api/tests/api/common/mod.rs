@@ -140,6 +140,7 @@ impl Api {
             platform: platform.clone(),
             travel: platform.clone(),
             templates,
+            builds: None,
             store: store.clone(),
             clock: clock.clone(),
             entropy,

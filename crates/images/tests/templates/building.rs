@@ -1,9 +1,5 @@
 //! Templates from definition to catalogue, with an engine and a network that only pretend.
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail loudly")]
-
-mod pretend;
-
 use std::{
     collections::BTreeSet,
     fs,
@@ -11,12 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use pretend::{Behaviour, Heard, Pretend, identity};
+use crate::pretend::{Behaviour, Heard, Pretend, identity};
 use sandhold_images::{
     BuildError, BuildRequest, Builder, Builds, Built, Cache, Catalogue, Definition, Event, Oven,
-    Silent, Stage, WarmMismatch,
+    Registries, Silent, Stage, WarmMismatch,
 };
-use sandhold_platform::{PlatformError, Templates, Warmth};
+use sandhold_platform::{Egress, PlatformError, Templates, Warmth};
 use sandhold_types::{Namespace, SystemClock, SystemEntropy};
 
 /// A definition, an agent and a catalogue directory.
@@ -62,10 +58,15 @@ impl World {
             owner: owner.map(|o| o.parse().unwrap()),
             agent: &self.path("agent"),
             cache,
+            registries: &Registries::default(),
+            steps: &[],
+            egress: Egress::Nothing,
+            promised: None,
         };
         let instances = self.path("instances");
         let oven = Oven {
             engine: &self.pretend,
+            step_engine: &self.pretend,
             network: &self.pretend,
             entropy: &SystemEntropy,
             instances: &instances,

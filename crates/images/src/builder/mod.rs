@@ -1,10 +1,11 @@
 //! Building templates into one catalogue directory.
 //!
 //! ```text
-//!   definition ─▶ base layer ─▶ root layer ─▶ build ─▶ template record
-//!                 (files)       (+ agent)     (image)   (names it)
-//!       key:      source,       base key,     root key, engine, resources, names
-//!                 overlay …     agent
+//!   definition ─▶ base layer ─▶ step layers ─▶ root layer ─▶ build ─▶ template record
+//!                 (files)       (files)        (+ agent)     (image)   (names it)
+//!       key:      source,       key before,    last key,     root key, engine, resources, names
+//!                 overlay …     step …         agent
+//!       in:       base          steps          agent_layer
 //! ```
 //!
 //! Owns the building lock of the directory: one builder at a time, and whoever has the lock removes
@@ -16,32 +17,35 @@
 //! - Layers share files by hard links; nobody writes to a layer after it is in place.
 //! - A name means the new build only when all of it is durable.
 
+mod agent_layer;
+mod base;
+mod steps;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use sandhold_platform::Egress;
 use sandhold_types::{BuildId, Clock, Entropy, Namespace, TemplateId};
-use tokio::process::Command;
 
 use crate::{
-    Build,
-    apt::{AptError, Archive},
-    bake::{self, BakeError, Dough, Oven},
+    Build, bake,
     catalogue::{self, CatalogueError, Collected},
-    definition::{Definition, Source},
+    definition::Definition,
     durable::{self, FileLock, Wait},
-    program::{self, ProgramError},
+    image::Registries,
+    oven::{self, BakeError, Boot, Oven},
+    program::ProgramError,
     progress::{Event, Progress, Stage},
     record::{self, BuildRecord, ContentKey, RecordError, TemplateRecord, WarmRecord},
-    root_fs::{self, RootFsError},
+    root_fs::RootFsError,
     shelf::Shelf,
-    tree::{self, Depends, KeyMaker, TreeError},
+    steps::{PlannedStep, StepError},
+    tree::{self, KeyMaker, TreeError},
 };
 
-/// Where the agent lies in a root.
-const AGENT_FOLDER: &str = ".sandhold";
 /// What boots a template.
 const COMMAND: [&str; 1] = ["/.sandhold/agent"];
 /// The agent's environment before anybody sets one.
@@ -49,9 +53,6 @@ const ENVIRONMENT: [&str; 2] = [
     "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG=C.UTF-8",
 ];
-
-/// The resolver of every sandbox is its router, which has the same address in all of them.
-const RESOLVER: &str = "nameserver 169.254.0.22\n";
 
 /// Why a template was not built.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +94,15 @@ pub enum BuildError {
         /// The cause.
         #[source]
         source: ProgramError,
+    },
+    /// A step.
+    #[error("step {number} failed")]
+    Step {
+        /// Which, counted from one.
+        number: usize,
+        /// The cause.
+        #[source]
+        source: StepError,
     },
     /// Warming or capturing.
     #[error("could not bake '{name}'")]
@@ -146,6 +156,25 @@ pub struct BuildRequest<'a> {
     pub agent: &'a Path,
     /// Whether to use what is there.
     pub cache: Cache,
+    /// What is known about registries, for images.
+    pub registries: &'a Registries,
+    /// What is done to the files before they become a template.
+    pub steps: &'a [PlannedStep],
+    /// What the template's start command may reach while it is baked.
+    pub egress: Egress,
+    /// What a caller was told before the build began.
+    pub promised: Option<Promised<'a>>,
+}
+
+/// What a caller was told of a build before it began. Such a build is made though an equal one may
+/// be there, and further names of its template stay.
+#[derive(Debug, Clone, Copy)]
+pub struct Promised<'a> {
+    /// What it will be called.
+    pub build: &'a BuildId,
+    /// The tags that will mean it. With none, or with `default` or `latest` among them, it becomes
+    /// the current build.
+    pub tags: &'a [String],
 }
 
 /// What came of it.
@@ -162,6 +191,7 @@ pub struct Built {
 struct Keys {
     key: ContentKey,
     base: ContentKey,
+    steps: Vec<ContentKey>,
     root: ContentKey,
     salt: String,
 }
@@ -222,18 +252,25 @@ impl Builder {
         oven: &Oven<'_>,
         progress: &dyn Progress,
     ) -> Result<Built, BuildError> {
-        let archive = archive_of(request.definition)?;
+        let base = self.find_base(request).await?;
         let salt = match request.cache {
             Cache::Ignore => BuildId::generate(&*self.entropy).as_str().to_owned(),
             Cache::Use => self.salt_of_current(request),
         };
-        let base = base_key(request.definition, archive.as_ref(), &salt)?;
-        let archive = archive.as_ref();
-        self.make_base_layer(request, archive, (&base, &salt), progress)
+        let settings = base::agent_settings(request.definition, &base);
+        let files = base::base_key(request.definition, &base, &salt)?;
+        self.make_base_layer(request.definition, &base, (&files, &salt), progress)
             .await?;
-        let root = self.root_layer(request, &base, progress).await?;
+        let stepped = self
+            .make_step_layers(request, oven, files, settings, progress)
+            .await?;
+        let root = self
+            .agent_layer(request, &stepped.files, &stepped.settings, progress)
+            .await?;
         let key = build_key(request, &root, oven);
-        if let Some(build) = self.finished(&key, request) {
+        if request.promised.is_none()
+            && let Some(build) = self.finished(&key, request)
+        {
             progress.report(Event::Cached {
                 stage: Stage::Capture,
             });
@@ -242,12 +279,13 @@ impl Builder {
                 reused: true,
             });
         }
-        bake::clear_left_overs(oven)
+        oven::clear_left_overs(oven)
             .await
             .map_err(BuildError::LeftOvers)?;
         let keys = Keys {
             key,
-            base,
+            base: stepped.files,
+            steps: stepped.layers,
             root,
             salt,
         };
@@ -267,125 +305,6 @@ impl Builder {
         catalogue::collect(&self.shelf, |_| true)
     }
 
-    /// The files without the agent.
-    async fn make_base_layer(
-        &self,
-        request: &BuildRequest<'_>,
-        archive: Option<&Archive>,
-        (key, salt): (&ContentKey, &str),
-        progress: &dyn Progress,
-    ) -> Result<(), BuildError> {
-        let definition = request.definition;
-        if self.shelf.layer(key).is_dir() {
-            progress.report(Event::Cached {
-                stage: Stage::RootFs,
-            });
-            return Ok(());
-        }
-        let root_fs_error = |source| BuildError::RootFs {
-            name: definition.name.clone(),
-            source,
-        };
-        let from = match (&definition.source, archive) {
-            (Source::Bootstrap { packages }, Some(archive)) => {
-                let name = &definition.name;
-                self.bootstrap(name, packages, archive, salt, progress)
-                    .await?
-            }
-            (Source::Bootstrap { .. }, None) => {
-                return Err(root_fs_error(AptError::NoRelease.into()));
-            }
-            (Source::Directory { path }, _) => {
-                progress.report(Event::Begin {
-                    stage: Stage::RootFs,
-                });
-                path.clone()
-            }
-        };
-        let staged = self.stage("base")?;
-        let root = self.folder(&staged.join("root"))?;
-        let scratch = self.folder(&self.shelf.tmp().join("scratch"))?;
-        root_fs::complete(definition, &from, &root, &scratch, progress)
-            .await
-            .map_err(root_fs_error)?;
-        self.place_layer(&staged, key).await
-    }
-
-    /// The packages alone, and where they are. Fetching them takes minutes, so they are kept until
-    /// layers are collected: a failing wheel or set-up script then costs seconds to try again.
-    async fn bootstrap(
-        &self,
-        name: &str,
-        packages: &[String],
-        archive: &Archive,
-        salt: &str,
-        progress: &dyn Progress,
-    ) -> Result<PathBuf, BuildError> {
-        let key = KeyMaker::new("bootstrap 1")
-            .with(salt.as_bytes())
-            .with(archive.to_stanzas().as_bytes())
-            .with(packages.join("\n").as_bytes())
-            .finish();
-        let place = self.shelf.layer(&key).join("root");
-        if place.is_dir() {
-            progress.report(Event::Cached {
-                stage: Stage::RootFs,
-            });
-            return Ok(place);
-        }
-        let staged = self.stage("bootstrap")?;
-        let root = self.folder(&staged.join("root"))?;
-        let scratch = self.folder(&self.shelf.tmp().join("scratch"))?;
-        root_fs::bootstrap(packages, archive, &root, &scratch, progress)
-            .await
-            .map_err(|source| BuildError::RootFs {
-                name: name.to_owned(),
-                source,
-            })?;
-        self.place_layer(&staged, &key).await?;
-        Ok(place)
-    }
-
-    /// The same files and the agent.
-    async fn root_layer(
-        &self,
-        request: &BuildRequest<'_>,
-        base: &ContentKey,
-        progress: &dyn Progress,
-    ) -> Result<ContentKey, BuildError> {
-        let settings = agent_settings(request)?;
-        let agent = tree::hash_file(request.agent).map_err(tree_error("read the agent"))?;
-        let key = KeyMaker::new("root 2")
-            .with(base.0.as_bytes())
-            .with(&agent)
-            .with(&settings)
-            .with(RESOLVER.as_bytes())
-            .finish();
-        if self.shelf.layer(&key).is_dir() {
-            progress.report(Event::Cached {
-                stage: Stage::Agent,
-            });
-            return Ok(key);
-        }
-        progress.report(Event::Begin {
-            stage: Stage::Agent,
-        });
-        let staged = self.stage("root")?;
-        let mut copy = Command::new("cp");
-        copy.args(["--archive", "--link", "--"]);
-        copy.arg(self.shelf.layer(base).join("root"))
-            .arg(staged.join("root"));
-        program::run("cp", &mut copy, |_| {})
-            .await
-            .map_err(|source| BuildError::Agent {
-                name: request.definition.name.clone(),
-                source,
-            })?;
-        install_agent(&staged.join("root"), request.agent, &settings)?;
-        self.place_layer(&staged, &key).await?;
-        Ok(key)
-    }
-
     async fn bake(
         &self,
         request: &BuildRequest<'_>,
@@ -400,32 +319,35 @@ impl Builder {
         let root_fs = self.shelf.layer(&keys.root).join("root");
         let command = COMMAND.map(String::from);
         let environment = ENVIRONMENT.map(String::from);
-        let dough = Dough {
+        let boot = Boot {
             root_fs: &root_fs,
             command: &command,
             environment: &environment,
             resources: definition.resources,
-            image: &image,
+            egress: request.egress.clone(),
         };
-        let token =
-            bake::bake(oven, &dough, progress)
-                .await
-                .map_err(|source| BuildError::Bake {
-                    name: definition.name.clone(),
-                    source,
-                })?;
+        let token = bake::bake(oven, &boot, &image, progress)
+            .await
+            .map_err(|source| BuildError::Bake {
+                name: definition.name.clone(),
+                source,
+            })?;
         progress.report(Event::Begin {
             stage: Stage::Publish,
         });
         let size = |path: &Path| tree::size_of_tree(path).map_err(tree_error("measure the build"));
         let build = BuildRecord {
-            id: BuildId::generate(&*self.entropy),
+            id: match request.promised {
+                Some(promised) => promised.build.clone(),
+                None => new_build_id(&*self.entropy),
+            },
             template: self.template_id(request),
             names: definition.names(),
             owner: request.owner.clone(),
             key: keys.key,
             salt: keys.salt,
             base_layer: keys.base,
+            step_layers: keys.steps,
             root_layer: keys.root,
             command: command.to_vec(),
             environment: environment.to_vec(),
@@ -437,7 +359,7 @@ impl Builder {
             built_at: self.clock.now(),
             size_bytes: size(&root_fs)? + size(&image)?,
         };
-        self.publish(&staged, &build, &definition.description)
+        self.publish(&staged, &build, request)
     }
 
     /// Moves a finished build into place and lets its names mean it.
@@ -445,7 +367,7 @@ impl Builder {
         &self,
         staged: &Path,
         build: &BuildRecord,
-        description: &str,
+        request: &BuildRequest<'_>,
     ) -> Result<Arc<Build>, BuildError> {
         let record_error = |source| BuildError::Record {
             name: build.names.first().cloned().unwrap_or_default(),
@@ -457,14 +379,7 @@ impl Builder {
         let path = self.shelf.template_record(&build.template);
         let _names = self.shelf.lock_names().map_err(file_error("lock", &path))?;
         let before: Option<TemplateRecord> = record::read(&path).ok();
-        let template = TemplateRecord {
-            id: build.template.clone(),
-            names: build.names.clone(),
-            owner: build.owner.clone(),
-            description: description.to_owned(),
-            current: build.id.clone(),
-            tags: before.map(|record| record.tags).unwrap_or_default(),
-        };
+        let template = template_after(before, build, request);
         record::write(&path, &template).map_err(record_error)?;
         Ok(Arc::new(build.to_build(&place, &self.shelf.layers())))
     }
@@ -490,18 +405,12 @@ impl Builder {
         let known = contents
             .templates
             .values()
-            .find(|record| record.owner == request.owner && record.names.first() == Some(name));
+            .find(|record| record.owner == request.owner && record.names.contains(name));
         if let Some(record) = known {
             return record.id.clone();
         }
-        let owner = request.owner.as_ref().map_or("", Namespace::as_str);
-        let key = KeyMaker::new("template 1")
-            .with(owner.as_bytes())
-            .with(name.as_bytes())
-            .finish();
-        // 20 hexadecimal digits are lower-case letters and digits, as an identifier is.
-        let parsed = key.0.get(..20).unwrap_or_default().parse();
-        parsed.unwrap_or_else(|_| TemplateId::generate(&*self.entropy))
+        new_template_id(request.owner.as_ref(), name)
+            .unwrap_or_else(|| TemplateId::generate(&*self.entropy))
     }
 
     /// The salt of the template's current build; none if there is no build.
@@ -540,6 +449,27 @@ impl Builder {
     }
 }
 
+/// The identifier of a template that has none yet, made from whose it is and what it is called.
+pub(crate) fn new_template_id(owner: Option<&Namespace>, name: &str) -> Option<TemplateId> {
+    let owner = owner.map_or("", Namespace::as_str);
+    let key = KeyMaker::new("template 1")
+        .with(owner.as_bytes())
+        .with(name.as_bytes())
+        .finish();
+    // 20 hexadecimal digits are lower-case letters and digits, as an identifier is.
+    key.0.get(..20)?.parse().ok()
+}
+
+/// A fresh identifier of a build: a UUID, which is what clients read (wire contract 1.6).
+pub(crate) fn new_build_id(entropy: &dyn Entropy) -> BuildId {
+    let mut bytes = [0; 16];
+    entropy.fill(&mut bytes);
+    let id = uuid::Builder::from_random_bytes(bytes).into_uuid();
+    // Its letters, digits and dashes are those of an identifier.
+    let parsed = id.to_string().parse();
+    parsed.unwrap_or_else(|_| BuildId::generate(entropy))
+}
+
 async fn wait_for_lock(shelf: &Shelf) -> io::Result<FileLock> {
     let shelf = shelf.clone();
     let taken = tokio::task::spawn_blocking(move || shelf.lock_building(Wait::ForIt)).await;
@@ -547,50 +477,35 @@ async fn wait_for_lock(shelf: &Shelf) -> io::Result<FileLock> {
     lock.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }
 
-fn archive_of(definition: &Definition) -> Result<Option<Archive>, BuildError> {
-    match definition.source {
-        Source::Directory { .. } => Ok(None),
-        Source::Bootstrap { .. } => match Archive::of_machine(Path::new("/")) {
-            Ok(archive) => Ok(Some(archive)),
-            Err(error) => Err(BuildError::RootFs {
-                name: definition.name.clone(),
-                source: error.into(),
-            }),
-        },
+/// The record of a template after a build of it.
+fn template_after(
+    before: Option<TemplateRecord>,
+    build: &BuildRecord,
+    request: &BuildRequest<'_>,
+) -> TemplateRecord {
+    let mut template = TemplateRecord {
+        id: build.template.clone(),
+        names: build.names.clone(),
+        owner: build.owner.clone(),
+        description: request.definition.description.clone(),
+        current: build.id.clone(),
+        tags: before.as_ref().map(|b| b.tags.clone()).unwrap_or_default(),
+    };
+    let Some(promised) = &request.promised else {
+        return template;
+    };
+    let plain = |tag: &&String| !catalogue::is_current_tag(tag);
+    let becomes_current = promised.tags.is_empty() || promised.tags.iter().any(|t| !plain(&t));
+    if let Some(before) = before {
+        template.names = before.names;
+        if !becomes_current {
+            template.current = before.current;
+        }
     }
-}
-
-/// What the files depend on. Newer packages in the archive do not change it: a template is built
-/// again for them on purpose ([`Cache::Ignore`]).
-fn base_key(
-    definition: &Definition,
-    archive: Option<&Archive>,
-    salt: &str,
-) -> Result<ContentKey, BuildError> {
-    let source = serde_json::to_vec(&definition.source).unwrap_or_default();
-    let wheels = definition.wheels.join("\n");
-    let mut key = KeyMaker::new("base 1")
-        .with(salt.as_bytes())
-        .with(&source)
-        .with(
-            archive
-                .map(Archive::to_stanzas)
-                .unwrap_or_default()
-                .as_bytes(),
-        )
-        .with(wheels.as_bytes());
-    if let Source::Directory { path } = &definition.source {
-        let tree = tree::key_of_tree(path, Depends::OnMetadata);
-        key = key.with(tree.map_err(tree_error("read the source"))?.0.as_bytes());
+    for tag in promised.tags.iter().filter(plain) {
+        template.tags.insert(tag.clone(), build.id.clone());
     }
-    if let Some(overlay) = &definition.overlay {
-        let tree = tree::key_of_tree(overlay, Depends::OnContent);
-        key = key.with(tree.map_err(tree_error("read the overlay"))?.0.as_bytes());
-    }
-    if let Some(setup) = &definition.setup {
-        key = key.with(&tree::hash_file(setup).map_err(tree_error("read the set-up script"))?);
-    }
-    Ok(key.finish())
+    template
 }
 
 fn build_key(request: &BuildRequest<'_>, root: &ContentKey, oven: &Oven<'_>) -> ContentKey {
@@ -607,49 +522,6 @@ fn build_key(request: &BuildRequest<'_>, root: &ContentKey, oven: &Oven<'_>) -> 
         .with(root.0.as_bytes())
         .with(further.to_string().as_bytes())
         .finish()
-}
-
-fn agent_settings(request: &BuildRequest<'_>) -> Result<Vec<u8>, BuildError> {
-    let agent = &request.definition.agent;
-    serde_json::to_vec_pretty(agent).map_err(|source| BuildError::File {
-        step: "write",
-        path: PathBuf::from("agent.json"),
-        source: source.into(),
-    })
-}
-
-fn install_agent(root: &Path, agent: &Path, settings: &[u8]) -> Result<(), BuildError> {
-    let old = root.join(AGENT_FOLDER);
-    crate::shelf::remove_tree(&old).map_err(file_error("remove", &old))?;
-    let folder = tree::require_folder(root, AGENT_FOLDER).map_err(tree_error("add the agent"))?;
-    let binary = folder.join("agent");
-    fs::copy(agent, &binary).map_err(file_error("write", &binary))?;
-    tree::set_mode(&binary, 0o755).map_err(tree_error("add the agent"))?;
-    let file = folder.join("agent.json");
-    fs::write(&file, settings).map_err(file_error("write", &file))?;
-    tree::set_mode(&file, 0o644).map_err(tree_error("add the agent"))?;
-    install_sudo(root)?;
-    let etc = tree::require_folder(root, "etc").map_err(tree_error("name the resolver"))?;
-    let resolver = etc.join("resolv.conf");
-    // Never written through: the file is shared with the layer below.
-    crate::shelf::remove_tree(&resolver).map_err(file_error("remove", &resolver))?;
-    fs::write(&resolver, RESOLVER).map_err(file_error("write", &resolver))?;
-    tree::set_mode(&resolver, 0o644).map_err(tree_error("name the resolver"))
-}
-
-/// The real `sudo` cannot work where the kernel knows no set-user-ID programs, so the agent's stands
-/// before it on the path. A root without `sudo` gets none.
-fn install_sudo(root: &Path) -> Result<(), BuildError> {
-    if !root.join("usr/bin/sudo").is_file() {
-        return Ok(());
-    }
-    let folder = root.join("usr/local/bin");
-    if !fs::symlink_metadata(&folder).is_ok_and(|metadata| metadata.is_dir()) {
-        return Ok(());
-    }
-    let link = folder.join("sudo");
-    crate::shelf::remove_tree(&link).map_err(file_error("remove", &link))?;
-    std::os::unix::fs::symlink(COMMAND[0], &link).map_err(file_error("link", &link))
 }
 
 /// A build holds memory and a token: nobody but root reads it.

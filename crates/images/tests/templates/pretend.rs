@@ -1,4 +1,5 @@
-//! An engine and a network that keep books and do nothing, and an agent that answers HTTP.
+//! An engine and a network that keep books and do nothing, and an agent that answers HTTP and runs
+//! commands of steps in their root, on this machine.
 
 use std::{
     collections::BTreeSet,
@@ -9,6 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use base64::Engine as _;
 use sandhold_engine::{
     AfterCapture, Engine, EngineError, EngineIdentity, ExitCause, InstanceId, InstanceRef,
     InstanceStatus, LaunchSpec, Origin, Usage,
@@ -18,7 +20,7 @@ use sandhold_network::{Attachment, Network, NetworkError};
 use sandhold_platform::{DialError, Egress};
 use sandhold_types::{Deadline, Incarnation, SandboxId, SystemEntropy};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     net::{TcpListener, TcpStream},
     sync::Notify,
 };
@@ -38,7 +40,7 @@ pub(crate) enum Behaviour {
 pub(crate) struct Pretend {
     behaviour: Behaviour,
     address: std::net::SocketAddr,
-    books: Mutex<Books>,
+    books: Arc<Mutex<Books>>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +48,9 @@ struct Books {
     instances: BTreeSet<InstanceId>,
     networks: BTreeSet<SandboxId>,
     token: String,
+    /// Of the sandbox that was booted last.
+    root: PathBuf,
+    egress: Option<Egress>,
 }
 
 pub(crate) fn identity() -> EngineIdentity {
@@ -60,6 +65,8 @@ impl Pretend {
     pub(crate) async fn new(behaviour: Behaviour) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let books = Arc::<Mutex<Books>>::default();
+        let known = Arc::clone(&books);
         tokio::spawn(async move {
             let mut asked = 0;
             while let Ok((stream, _)) = listener.accept().await {
@@ -70,13 +77,13 @@ impl Pretend {
                 } else {
                     behaviour
                 };
-                tokio::spawn(answer(stream, behaviour));
+                tokio::spawn(answer(stream, behaviour, Arc::clone(&known)));
             }
         });
         Self {
             behaviour,
             address,
-            books: Mutex::default(),
+            books,
         }
     }
 
@@ -122,13 +129,17 @@ impl Pretend {
     }
 }
 
-async fn answer(stream: TcpStream, behaviour: Behaviour) {
+async fn answer(stream: TcpStream, behaviour: Behaviour, books: Arc<Mutex<Books>>) {
     let mut stream = BufReader::new(stream);
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
         if stream.read_line(&mut head).await.unwrap_or(0) == 0 {
             return;
         }
+    }
+    if head.contains("/process.Process/Start") {
+        let root = books.lock().unwrap().root.clone();
+        return run_command(stream, &head, &root).await;
     }
     assert!(head.to_ascii_lowercase().contains("x-sandhold-control: "));
     let answer = match (head.split(' ').nth(1), behaviour) {
@@ -147,6 +158,45 @@ async fn answer(stream: TcpStream, behaviour: Behaviour) {
     let _ = stream
         .write_all(format!("HTTP/1.1 {answer}").as_bytes())
         .await;
+}
+
+/// Runs what a step asks for in the root directory, and answers as the process service does.
+async fn run_command(mut stream: BufReader<TcpStream>, head: &str, root: &Path) {
+    let head = head.to_ascii_lowercase();
+    assert!(head.contains("x-access-token: ") && head.contains("authorization: basic "));
+    let length = head.split("content-length: ").nth(1).unwrap();
+    let length: usize = length.lines().next().unwrap().trim().parse().unwrap();
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.unwrap();
+    let message: serde_json::Value = serde_json::from_slice(&body[5..]).unwrap();
+    let process = &message["process"];
+    let environment = process["envs"].as_object().unwrap();
+    let ran = tokio::process::Command::new("sh")
+        .args(["-c", process["args"][2].as_str().unwrap()])
+        .envs(environment.iter().map(|(k, v)| (k, v.as_str().unwrap())))
+        .current_dir(root)
+        .output()
+        .await
+        .unwrap();
+    let encode = |bytes: &[u8]| base64::engine::general_purpose::STANDARD.encode(bytes);
+    let mut frames = Vec::new();
+    for event in [
+        serde_json::json!({ "event": { "start": { "pid": 7 } } }),
+        serde_json::json!({ "event": { "data": { "stdout": encode(&ran.stdout) } } }),
+        serde_json::json!({ "event": { "data": { "stderr": encode(&ran.stderr) } } }),
+        serde_json::json!({ "event": { "end": { "exited": true, "exitCode": ran.status.code() } } }),
+    ] {
+        let payload = event.to_string();
+        frames.push(0);
+        frames.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
+        frames.extend(payload.as_bytes());
+    }
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
+        frames.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(&frames).await.unwrap();
 }
 
 #[async_trait]
@@ -174,6 +224,15 @@ impl Engine for Pretend {
             .iter()
             .find_map(|e| e.strip_prefix("SANDHOLD_CONTROL_TOKEN="));
         let mut books = self.books.lock().unwrap();
+        // A sandbox that is baked reaches nothing; one that does a step is in the workshop.
+        let works = spec.root_fs.ends_with("tmp/work");
+        let expected = if works {
+            Egress::Internet
+        } else {
+            Egress::Nothing
+        };
+        assert_eq!(books.egress, Some(expected));
+        books.root.clone_from(&spec.root_fs);
         books.token = token.unwrap().to_owned();
         books.instances.insert(spec.instance.id.clone());
         Ok(())
@@ -240,9 +299,10 @@ impl Engine for Pretend {
 #[async_trait]
 impl Network for Pretend {
     async fn attach(&self, id: &SandboxId, egress: &Egress) -> Result<Attachment, NetworkError> {
-        // A sandbox that is baked reaches nothing.
-        assert_eq!(*egress, Egress::Nothing);
-        self.books.lock().unwrap().networks.insert(id.clone());
+        let mut books = self.books.lock().unwrap();
+        books.egress = Some(egress.clone());
+        books.networks.insert(id.clone());
+        drop(books);
         Ok(Attachment {
             namespace: PathBuf::from("/nowhere"),
         })
