@@ -51,6 +51,14 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// The step that failed.
     async fn readdress(&self, id: &SandboxId) -> Result<Attachment, NetworkError>;
 
+    /// Takes address and routes off the inner interface again, as an engine does, for a launch that
+    /// did not come about. With them the machine itself would answer for the sandbox, and refuse its
+    /// connections.
+    ///
+    /// # Errors
+    /// The step that failed; it can be called again.
+    async fn unaddress(&self, id: &SandboxId) -> Result<(), NetworkError>;
+
     /// Removes a sandbox's network; idempotent.
     ///
     /// # Errors

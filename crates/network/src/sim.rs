@@ -23,6 +23,8 @@ pub enum Operation {
     Attach,
     /// [`Network::readdress`].
     Readdress,
+    /// [`Network::unaddress`].
+    Unaddress,
     /// [`Network::detach`].
     Detach,
     /// [`Network::set_egress`].
@@ -122,6 +124,10 @@ impl Network for SimNetwork {
             });
         }
         Ok(Self::attachment(id))
+    }
+
+    async fn unaddress(&self, id: &SandboxId) -> Result<(), NetworkError> {
+        self.check(Operation::Unaddress, id)
     }
 
     async fn detach(&self, id: &SandboxId) -> Result<(), NetworkError> {

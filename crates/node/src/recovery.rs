@@ -237,6 +237,9 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
         Plan::Adopt | Plan::UndoCapture | Plan::UndoRollback => {
             // Before it goes on: of two lives on one network only one may be awake.
             remove_other_lives(dependencies, &record, found).await?;
+            if plan == Plan::UndoRollback {
+                dependencies.network.unaddress(&record.id).await?;
+            }
             dependencies.engine.thaw(&instance).await?;
             // An idle window begins anew: what happened meanwhile was not seen (R-L5).
             record.last_activity = now;

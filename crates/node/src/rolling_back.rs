@@ -227,6 +227,21 @@ impl SandboxActor {
         Ok(())
     }
 
+    /// Gives the stopped life its network back and lets it go on.
+    async fn go_on_with_life(&self, instance: &InstanceRef) -> Result<(), PlatformError> {
+        let network = &self.dependencies.network;
+        let unaddressed = network.unaddress(&self.record.id).await;
+        unaddressed.map_err(|source| PlatformError::Node {
+            step: "giving it its network back",
+            source: source.into(),
+        })?;
+        let thawed = self.dependencies.set_frozen(instance, false).await;
+        thawed.map_err(|source| PlatformError::Engine {
+            step: "thawing it",
+            source: source.into(),
+        })
+    }
+
     /// Whether there is nothing to thaw. Whoever watches a running sandbox finds out why.
     async fn has_ended(&self, instance: &InstanceRef) -> bool {
         let status = self.dependencies.inspect(instance).await;
@@ -244,7 +259,7 @@ impl SandboxActor {
             layout.instance(&self.record.id, self.record.incarnation)
         };
         if !asleep
-            && let Err(error) = self.dependencies.set_frozen(&instance, false).await
+            && let Err(error) = self.go_on_with_life(&instance).await
             && !self.has_ended(&instance).await
         {
             // The sweeper comes back to it.

@@ -264,6 +264,23 @@ def test_a_rollback_keeps_who_it_is_and_cuts_what_was_under_way(interpreter, for
     assert len(draws) == 3, "R-T6"
 
 
+def test_a_rollback_that_fails_leaves_it_as_it_was(interpreter, forget):
+    # R-T3: the image of the snapshot is broken on the disk.
+    printed(interpreter, "x = 41")
+    snapshot = interpreter.create_snapshot().snapshot_id
+    forget(snapshot)
+    printed(interpreter, "x = 42")
+    image = f"{os.environ['SANDHOLD_DATA_DIR']}/snapshots/{snapshot}/image"
+    for name in os.listdir(image):
+        os.truncate(f"{image}/{name}", os.path.getsize(f"{image}/{name}") // 2)
+    body = {"snapshotID": snapshot}
+    refused = wire.api("POST", f"/sandboxes/{interpreter.sandbox_id}/rollback", json=body)
+    assert refused.status_code == 500, refused.text
+    assert printed(interpreter, "print(x)") == "42\n"
+    assert wire.api("GET", f"/sandboxes/{interpreter.sandbox_id}").json()["state"] == "running"
+    assert interpreter.commands.run("echo in").stdout == "in\n"
+
+
 def test_only_snapshots_of_its_own_line_are_gone_back_to(new, forget):
     mine, other = new(), new()
     snapshot = mine.create_snapshot()

@@ -314,6 +314,10 @@ impl Network for Pretend {
         })
     }
 
+    async fn unaddress(&self, _: &SandboxId) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
     async fn detach(&self, id: &SandboxId) -> Result<(), NetworkError> {
         self.books.lock().unwrap().networks.remove(id);
         Ok(())

@@ -92,6 +92,16 @@ impl Links {
         add.replace().execute().await
     }
 
+    /// Takes every address off an interface.
+    pub(super) async fn remove_addresses(&self, index: u32) -> Result<(), Error> {
+        let addresses = self.0.address().get().set_link_index_filter(index);
+        let addresses: Vec<_> = addresses.execute().try_collect().await?;
+        for address in addresses {
+            self.0.address().del(address).execute().await?;
+        }
+        Ok(())
+    }
+
     /// Sends everything else to `gateway`, which is on the interface's wire.
     pub(super) async fn set_default_route(
         &self,

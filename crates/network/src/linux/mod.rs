@@ -435,6 +435,17 @@ impl Network for LinuxNetwork {
         Ok(Attachment { namespace })
     }
 
+    async fn unaddress(&self, id: &SandboxId) -> Result<(), NetworkError> {
+        let path = self.files.inner(id);
+        let work = on_own_thread(async move || {
+            let inner = File::open(&path).map_err(at("open the inner namespace"))?;
+            enter(&inner).map_err(at("enter the inner namespace"))?;
+            let removed = Links::here()?.remove_addresses(address::INNER_INDEX).await;
+            removed.map_err(at("take the address off the sandbox's interface"))
+        });
+        work.await.map_err(in_step(id))
+    }
+
     async fn detach(&self, id: &SandboxId) -> Result<(), NetworkError> {
         self.take_down(id).await.map_err(in_step(id))
     }
