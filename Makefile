@@ -21,3 +21,4 @@ setup:
 
 sim:
 	cargo run --release -p sandhold-sim -- --seeds 10000
+	cargo test --release -p sandhold-governor-driver --test crowd -- --ignored --test-threads 1 --nocapture

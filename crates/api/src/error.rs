@@ -69,6 +69,8 @@ pub(crate) enum ApiError {
     StaleLease { current: Option<Generation> },
     #[error("there is no lease {0}")]
     LeaseNotFound(LeaseId),
+    #[error("there is no run {0}")]
+    RunNotFound(String),
     #[error("bucket {0} was never set")]
     BucketNotFound(Bucket),
     #[error("no room for another sandbox: {}", match .0 {
@@ -135,6 +137,7 @@ impl ApiError {
             Self::TooMany(_) => ErrorCode::TooManyRequests,
             Self::StaleLease { .. } => ErrorCode::StaleLease,
             Self::LeaseNotFound(_) => ErrorCode::LeaseNotFound,
+            Self::RunNotFound(_) => ErrorCode::RunNotFound,
             Self::BucketNotFound(_) => ErrorCode::BucketNotFound,
             Self::NoPlace(_) => ErrorCode::CapacityExceeded,
             Self::Unavailable(_) | Self::Books(_) => ErrorCode::Unavailable,

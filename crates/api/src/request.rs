@@ -173,10 +173,16 @@ impl FromRequest<ApiState> for RawBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
-        let read = read_body(request.into_body(), state.settings.limits.body_bytes_max);
-        let read = tokio::time::timeout(BODY_WAIT, read).await;
-        read.map_err(|_| ApiError::BodyTimeout)?.map(Self)
+        read_in_time(request, state.settings.limits.body_bytes_max)
+            .await
+            .map(Self)
     }
+}
+
+async fn read_in_time(request: Request, bytes_max: usize) -> Result<Bytes, ApiError> {
+    let read = read_body(request.into_body(), bytes_max);
+    let read = tokio::time::timeout(BODY_WAIT, read).await;
+    read.map_err(|_| ApiError::BodyTimeout)?
 }
 
 async fn read_body(mut body: Body, bytes_max: usize) -> Result<Bytes, ApiError> {
@@ -210,6 +216,19 @@ impl<T: DeserializeOwned> FromRequest<ApiState> for JsonBody<T> {
 
     async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
         let RawBody(bytes) = RawBody::from_request(request, state).await?;
+        parse_body(&bytes).map(Self)
+    }
+}
+
+/// A body of JSON that carries files.
+#[derive(Debug)]
+pub(crate) struct LargeJsonBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<ApiState> for LargeJsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &ApiState) -> Result<Self, ApiError> {
+        let bytes = read_in_time(request, state.settings.limits.run_bytes_max).await?;
         parse_body(&bytes).map(Self)
     }
 }

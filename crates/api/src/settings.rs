@@ -35,6 +35,10 @@ impl Default for Settings {
 pub struct Limits {
     /// Bytes of a request's body.
     pub body_bytes_max: usize,
+    /// Bytes of a request for a run, which carries its files.
+    pub run_bytes_max: usize,
+    /// Streams of events of runs that are open at once.
+    pub event_readers_max: usize,
     /// Seconds of a lifetime; "never" is written -1 and is not bounded by this.
     pub timeout_s_max: u64,
     /// Bytes of a template's name.
@@ -61,6 +65,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes_max: 1024 * 1024,
+            run_bytes_max: 16 * 1024 * 1024,
+            event_readers_max: 1_024,
             timeout_s_max: 30 * 24 * 3600,
             template_name_bytes_max: 256,
             pairs_max: 256,

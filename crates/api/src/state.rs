@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use sandhold_governor_driver::{Governor, LocalPlatform};
+use sandhold_governor_driver::{DeployedPlatform, Governor};
 use sandhold_platform::{Platform, TemplateBuilds, Templates, TimeTravel};
 use sandhold_store::{SecretBytes, Store, StoreError};
 use sandhold_types::{Clock, Entropy};
+use tokio::sync::Semaphore;
 
 use crate::{Settings, gate::CreateGate, links::LinkKey, page::PageKey};
 
@@ -27,7 +28,7 @@ pub struct ApiParts {
     /// Randomness.
     pub entropy: Arc<dyn Entropy>,
     /// Who may have how many sandboxes; none admits everybody.
-    pub governor: Option<Governor<LocalPlatform>>,
+    pub governor: Option<Governor<DeployedPlatform>>,
     /// Settings.
     pub settings: Settings,
 }
@@ -42,11 +43,13 @@ pub struct ApiState {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) entropy: Arc<dyn Entropy>,
-    pub(crate) governor: Option<Governor<LocalPlatform>>,
+    pub(crate) governor: Option<Governor<DeployedPlatform>>,
     pub(crate) settings: Arc<Settings>,
     pub(crate) gate: Arc<CreateGate>,
     pub(crate) page_key: PageKey,
     pub(crate) link_key: LinkKey,
+    /// Places for those who read the events of runs.
+    pub(crate) event_readers: Arc<Semaphore>,
 }
 
 impl ApiState {
@@ -67,7 +70,9 @@ impl ApiState {
             limits.creates_running_per_tenant_max,
             limits.creates_waiting_per_tenant_max,
         );
+        let event_readers = Arc::new(Semaphore::new(limits.event_readers_max));
         Ok(Self {
+            event_readers,
             platform: parts.platform,
             travel: parts.travel,
             templates: parts.templates,

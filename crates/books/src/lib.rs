@@ -6,6 +6,8 @@
 //!                           └─ RedisBooks    many processes: each verb is one Lua script there
 //! ```
 //!
+//! Beside them stand the logs of runs ([`runs`]): what each told its caller, for whoever attaches later.
+//!
 //! What the verbs mean is [`sandhold_governor::books`]; nothing of it is decided here. One suite runs
 //! the same histories against the model and against both, and compares every answer.
 //!
@@ -21,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod redis;
+pub mod runs;
 mod sqlite;
 mod text;
 

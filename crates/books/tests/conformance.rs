@@ -326,3 +326,43 @@ async fn redis_answers_as_the_model_does() {
     }
     all.expect(EXPECTED);
 }
+
+/// Steps that are asked for at once: the first goes alone, the others behind it in one script.
+#[tokio::test]
+async fn redis_answers_many_at_once_as_the_model_does_one_by_one() {
+    for seed in SEEDS {
+        let mut history = History::new(seed, rules());
+        let mut subject = Subject::redis(history.now()).await;
+        let mut model = Books::new(rules(), Some(GLOBAL_CAP));
+        for group in 0..STEPS / 20 {
+            let now = history.now();
+            let (mut verbs, mut expected) = (Vec::new(), Vec::new());
+            // Up to so many, `join_all` begins them in their order.
+            while verbs.len() < group % 29 + 1 {
+                if let Event::Step(verb) = history.next(&model)
+                    && verb != Verb::Read
+                {
+                    expected.push(model.step(verb.clone(), now));
+                    verbs.push(verb);
+                }
+            }
+            // The clock is told with the first.
+            let expected_view = view_of(model.step(Verb::Read, now).answer);
+            subject.step(Verb::Read, now).await;
+            let steps = verbs
+                .iter()
+                .map(|verb| subject.books().step_timed(verb.clone()));
+            let told = futures::future::join_all(steps).await;
+            for ((verb, expected), told) in verbs.iter().zip(expected).zip(told) {
+                assert_eq!(
+                    told.unwrap().step,
+                    expected,
+                    "seed {seed}, group {group}: {verb:?}"
+                );
+            }
+            let told = view_of(subject.step(Verb::Read, now).await.step.answer);
+            assert_eq!(told, expected_view, "seed {seed}, after group {group}");
+            subject.check_counts(&told, model.waiting().len());
+        }
+    }
+}

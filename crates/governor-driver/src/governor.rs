@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sandhold_books::KeptBooks;
+use sandhold_books::{KeptBooks, runs::KeptRuns};
 use sandhold_governor::{
     CallKind, Platform, Store, StoreError,
     books::{Answer, Audit, BucketPolicy, Verb, View},
@@ -13,12 +13,15 @@ use sandhold_governor::{
     rules::Rules,
     tasks::{Acquire, Outcome, Request},
 };
-use sandhold_types::{Entropy, Generation, SandboxId, TemplateId};
+use sandhold_types::{Entropy, Generation, SandboxId, TemplateId, Timestamp};
 
 use crate::{
+    deployed::{DeployedPlatform, TemplatesOf},
     direct::{Direct, DirectSandboxes},
     drive::Drive,
+    guest::Guests,
     reclaim::{Clockwork, CycleReport},
+    runs::{Runs, look_wait},
 };
 
 /// What the governor is made of.
@@ -26,6 +29,8 @@ use crate::{
 pub struct GovernorParts<P> {
     /// Where the books are kept.
     pub books: KeptBooks,
+    /// Where the logs of runs are kept.
+    pub runs: KeptRuns,
     /// What runs the sandboxes.
     pub platform: P,
     /// The numbers.
@@ -41,6 +46,8 @@ pub(crate) struct Shared<P> {
     pub(crate) replica: ReplicaId,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) direct: Direct,
+    pub(crate) logs: KeptRuns,
+    pub(crate) runs: Arc<Runs>,
 }
 
 /// The governor of this process. Cheap to clone.
@@ -64,6 +71,74 @@ pub(crate) fn fresh<T: std::str::FromStr>(kind: &str, entropy: &dyn Entropy) -> 
         .ok()
 }
 
+impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
+    /// Looks every cycle, at sandboxes and at runs, until the returned handle is aborted.
+    #[must_use]
+    pub fn start(&self) -> tokio::task::JoinHandle<()> {
+        let governor = self.clone();
+        tokio::spawn(async move {
+            let reclaiming = governor.shared.clone().keep_reclaiming();
+            tokio::join!(reclaiming, governor.keep_adopting_runs());
+        })
+    }
+
+    /// The holder is alive.
+    ///
+    /// # Errors
+    /// The books did not answer.
+    pub async fn heartbeat(
+        &self,
+        bucket: Bucket,
+        owner: OwnerId,
+        lease: LeaseId,
+        generation: Generation,
+    ) -> Result<Answer, StoreError> {
+        let beat = |ends_at| Verb::Heartbeat {
+            bucket: bucket.clone(),
+            owner: owner.clone(),
+            lease: lease.clone(),
+            generation,
+            ends_at,
+        };
+        let answer = self.step(beat(None)).await?;
+        let Answer::Granted(grant) = &answer else {
+            return Ok(answer);
+        };
+        let extended = self.extended(&grant.sandbox, generation).await;
+        match extended {
+            Some(ends_at) => self.step(beat(Some(ends_at))).await,
+            None => Ok(answer),
+        }
+    }
+
+    /// Where the life of a sandbox ends now that its holder was heard, if its platform has it end.
+    pub(crate) async fn extended(
+        &self,
+        sandbox: &SandboxId,
+        generation: Generation,
+    ) -> Option<Timestamp> {
+        let patience = look_wait(self.rules());
+        let extend = self.shared.drive.platform.extend(sandbox, generation);
+        match tokio::time::timeout(patience, extend).await {
+            Ok(Ok(ends_at)) => ends_at,
+            // The next beat tries again.
+            Ok(Err(error)) => {
+                tracing::warn!(%error, %sandbox, "the life of a sandbox was not extended");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+impl Governor<DeployedPlatform> {
+    /// Who knows the templates that sandboxes are made from.
+    #[must_use]
+    pub fn templates(&self) -> TemplatesOf {
+        self.shared.drive.platform.templates()
+    }
+}
+
 impl<P: Platform + DirectSandboxes + 'static> Governor<P> {
     /// A governor that does nothing by itself yet. `None` never happens: its name is well-formed.
     #[must_use]
@@ -74,16 +149,12 @@ impl<P: Platform + DirectSandboxes + 'static> Governor<P> {
             replica: fresh("replica", parts.entropy.as_ref())?,
             entropy: parts.entropy,
             direct: Direct::default(),
+            logs: parts.runs,
+            runs: Arc::default(),
         };
         Some(Self {
             shared: Arc::new(shared),
         })
-    }
-
-    /// Looks every cycle until the returned handle is dropped or aborted.
-    #[must_use]
-    pub fn start(&self) -> tokio::task::JoinHandle<()> {
-        tokio::spawn(self.shared.clone().keep_reclaiming())
     }
 
     /// The numbers.
@@ -155,27 +226,6 @@ impl<P: Platform + DirectSandboxes + 'static> Governor<P> {
             .await?;
         self.shared.drive.urge.notify_one();
         Ok(answer)
-    }
-
-    /// The holder is alive.
-    ///
-    /// # Errors
-    /// The books did not answer.
-    pub async fn heartbeat(
-        &self,
-        bucket: Bucket,
-        owner: OwnerId,
-        lease: LeaseId,
-        generation: Generation,
-    ) -> Result<Answer, StoreError> {
-        self.step(Verb::Heartbeat {
-            bucket,
-            owner,
-            lease,
-            generation,
-            ends_at: None,
-        })
-        .await
     }
 
     /// Sets what a bucket may have and keeps (R-G4, R-G13).

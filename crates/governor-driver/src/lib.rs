@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   routes ─▶ Governor ─▶ drive: task ⇄ books (KeptBooks)
-//!                │              task ⇄ valve ⇄ platform (LocalPlatform: this process's node)
+//!                │              task ⇄ valve ⇄ platform (this process's node, or a service elsewhere)
+//!                ├─▶ runs: RunLoop ⇄ books, the agent in the sandbox ─▶ log ─▶ readers
 //!                └─▶ reclaim: every cycle, and when urged: look, plan, work side by side
 //! ```
 //!
@@ -15,15 +16,27 @@
 
 #![forbid(unsafe_code)]
 
+mod deployed;
 mod direct;
 mod drive;
+mod fences;
 mod governor;
+mod guest;
+mod http;
 mod local;
 mod reclaim;
+mod runs;
 
 pub use crate::{
+    deployed::{DeployedPlatform, TemplatesOf},
     direct::{Admitted, DirectSandbox, DirectSandboxes},
     governor::{Governor, GovernorParts},
+    guest::{GuestAnswer, GuestRequest, Guests, Reading},
+    http::{HttpPlatform, HttpPlatformError, HttpPlatformSettings},
     local::{LocalPlatform, MANAGED_BY, Metadata, ends_at},
     reclaim::CycleReport,
+    runs::{
+        Cancelled, GLOB_BYTES_MAX, GLOBS_MAX, GlobError, Globs, RUNS_MAX, RunAsk, RunEnd, RunFile,
+        RunHead, RunInfo, RunPlace, RunRefused,
+    },
 };

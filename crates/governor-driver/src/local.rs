@@ -8,8 +8,8 @@
 //! whether something was done is "no answer", never "refused".
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -28,13 +28,20 @@ use sandhold_types::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::direct::{DirectSandbox, DirectSandboxes};
+use crate::{
+    direct::{DirectSandbox, DirectSandboxes},
+    fences::Fences,
+    guest::{self, GuestAnswer, GuestRequest, Guests},
+};
 
 /// The value of `managed_by` of what the governor made.
 pub const MANAGED_BY: &str = "sandhold-governor";
 
 /// The agent's port in every sandbox.
 const AGENT_PORT: u16 = 49983;
+
+/// What opens the agent's door.
+const ACCESS_TOKEN: http::HeaderName = http::HeaderName::from_static("x-access-token");
 
 /// How long one try of the health gate waits.
 const PROBE_WAIT: Duration = Duration::from_secs(5);
@@ -69,9 +76,7 @@ pub struct LocalPlatform {
     entropy: Arc<dyn Entropy>,
     /// The key that stands for the governor in the sandboxes it makes.
     key: KeyId,
-    /// The highest generation seen for each sandbox since this process began; before that, the one in
-    /// its metadata counts.
-    fences: Mutex<HashMap<SandboxId, Generation>>,
+    fences: Fences,
 }
 
 struct Creation {
@@ -96,7 +101,7 @@ impl LocalPlatform {
             routes,
             entropy,
             key,
-            fences: Mutex::new(HashMap::new()),
+            fences: Fences::default(),
         }
     }
 
@@ -108,26 +113,9 @@ impl LocalPlatform {
         Deadline::after(Instant::now(), CALL_BUDGET)
     }
 
-    /// Refuses what is below the highest generation seen, and remembers a higher one (R-G8).
     fn pass(&self, sandbox: &SandboxId, generation: Generation) -> Result<(), CallError> {
-        let written = self
-            .platform
-            .get(sandbox)
-            .and_then(|view| generation_of(&view));
-        let mut fences = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
-        let highest = fences
-            .entry(sandbox.clone())
-            .or_insert_with(|| written.unwrap_or(Generation(0)));
-        if generation < *highest {
-            return Err(CallError::StaleGeneration);
-        }
-        *highest = generation;
-        Ok(())
-    }
-
-    fn forget(&self, sandbox: &SandboxId) {
-        let mut fences = self.fences.lock().unwrap_or_else(PoisonError::into_inner);
-        fences.remove(sandbox);
+        let written = || generation_of(self.platform.get(sandbox)?.as_ref());
+        self.fences.pass(sandbox, generation, written)
     }
 
     async fn create(&self, wanted: Creation) -> Result<Reply, CallError> {
@@ -188,6 +176,11 @@ impl LocalPlatform {
         Ok(view)
     }
 
+    /// Whether it is, or was a moment ago, of this node.
+    pub(crate) fn has(&self, sandbox: &SandboxId) -> bool {
+        self.platform.get(sandbox).is_some()
+    }
+
     fn listing(&self) -> Vec<Listed> {
         let views = self.platform.list();
         // Metadata can be written by anybody who makes a sandbox; whose key made it cannot.
@@ -204,11 +197,11 @@ impl LocalPlatform {
             .await
         {
             Ok(()) => {
-                self.forget(sandbox);
+                self.fences.forget(sandbox);
                 Ok(Reply::Done)
             }
             Err(PlatformError::NotFound(_)) => {
-                self.forget(sandbox);
+                self.fences.forget(sandbox);
                 Err(CallError::NotFound)
             }
             Err(PlatformError::Busy { .. } | PlatformError::Conflict { .. }) => {
@@ -326,6 +319,42 @@ fn listed(view: &SandboxView) -> Option<Listed> {
         ends_at: ends_at(view),
         generation: generation_of(view).unwrap_or(Generation(0)),
     })
+}
+
+impl Guests for LocalPlatform {
+    async fn exchange(
+        &self,
+        sandbox: &SandboxId,
+        generation: Generation,
+        mut request: GuestRequest,
+    ) -> Result<GuestAnswer, CallError> {
+        self.alive(sandbox)?;
+        self.pass(sandbox, generation)?;
+        let route = match self.routes.route(sandbox) {
+            RouteLookup::Live(route) => route,
+            _ => {
+                self.wake(sandbox, generation).await?;
+                let RouteLookup::Live(route) = self.routes.route(sandbox) else {
+                    return Err(CallError::Refused);
+                };
+                route
+            }
+        };
+        // Its processes may be frozen for want of use.
+        let _awake = self
+            .routes
+            .hold(&route)
+            .await
+            .map_err(|_| CallError::NoAnswer)?;
+        let stream = self
+            .routes
+            .dial(&route, AGENT_PORT, Self::deadline())
+            .await
+            .map_err(|_| CallError::NoAnswer)?;
+        let token = route.sandbox.access_token.expose().to_owned();
+        request.headers.push((ACCESS_TOKEN, token));
+        guest::send(stream, "sandbox", request).await
+    }
 }
 
 impl DirectSandboxes for LocalPlatform {

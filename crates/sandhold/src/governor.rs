@@ -7,15 +7,24 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use sandhold_books::{KeptBooks, RedisBooks, RedisSettings, SqliteBooks};
+use sandhold_books::{
+    KeptBooks, RedisBooks, RedisSettings, SqliteBooks,
+    runs::{KeptRuns, RedisRuns, SqliteRuns},
+};
 use sandhold_governor::rules::{Rules, Settings};
-use sandhold_governor_driver::{Governor, GovernorParts, LocalPlatform};
+use sandhold_governor_driver::{
+    DeployedPlatform, Governor, GovernorParts, HttpPlatform, HttpPlatformSettings, LocalPlatform,
+};
 use sandhold_node::Node;
 use sandhold_types::{Clock, Entropy};
 use tokio::task::JoinHandle;
 
 /// The key in whose name the governor makes sandboxes. Generated keys are longer.
 const KEY_NAME: &str = "governor";
+
+/// How long a sandbox of a service elsewhere lives after its holder was last heard, unless told
+/// otherwise: the longest that E2B gives to everybody.
+const PLATFORM_LIFE_S: u64 = 3_600;
 
 /// Options of the governor.
 #[derive(Debug, Clone, clap::Args)]
@@ -28,6 +37,20 @@ pub(crate) struct GovernorArgs {
     /// The most sandboxes over all namespaces and envs together. Default: only the buckets' quotas.
     #[arg(long, env = "SANDHOLD_GLOBAL_CAP")]
     global_cap: Option<u32>,
+    /// Make the governor's sandboxes on this E2B-compatible service (http://host:port) instead of on this
+    /// machine.
+    #[arg(long, env = "SANDHOLD_PLATFORM_URL", requires = "platform_key")]
+    platform_url: Option<String>,
+    /// The key of that service.
+    #[arg(long, env = "SANDHOLD_PLATFORM_KEY", hide_env_values = true)]
+    platform_key: Option<String>,
+    /// The domain under which that service's sandboxes are reachable as <port>-<id>.<domain>. Default:
+    /// at its URL, by the two routing headers.
+    #[arg(long, env = "SANDHOLD_PLATFORM_DOMAIN")]
+    platform_domain: Option<String>,
+    /// For how many seconds a sandbox of that service lives after its holder was last heard.
+    #[arg(long, env = "SANDHOLD_PLATFORM_LIFE_S", default_value_t = PLATFORM_LIFE_S, value_parser = clap::value_parser!(u64).range(300..))]
+    platform_life_s: u64,
     /// All of the governor's times divided by this, for tests against real sandboxes.
     #[arg(long, hide = true, default_value_t = 1)]
     governor_speed: u32,
@@ -54,20 +77,38 @@ async fn open_books(
     root: &Path,
     tag: &str,
     clock: Arc<dyn Clock>,
-) -> anyhow::Result<KeptBooks> {
+) -> anyhow::Result<(KeptBooks, KeptRuns)> {
     if let Some(url) = &args.redis {
         let mut settings = RedisSettings::at(url);
         settings.name = format!("sandhold-{tag}");
         settings.global_cap = args.global_cap;
-        let books = RedisBooks::open(settings, rules).await;
         // The address may hold a password.
-        let books = books.context("the Redis of --redis cannot hold the governor's books")?;
-        return Ok(KeptBooks::Redis(Box::new(books)));
+        let cannot = "the Redis of --redis cannot hold the governor's books";
+        let runs = RedisRuns::new(&settings).context(cannot)?;
+        let books = RedisBooks::open(settings, rules).await.context(cannot)?;
+        return Ok((
+            KeptBooks::Redis(Box::new(books)),
+            KeptRuns::Redis(Box::new(runs)),
+        ));
     }
     let (path, rules, cap) = (root.join("books.db"), rules.clone(), args.global_cap);
-    let books =
-        tokio::task::spawn_blocking(move || SqliteBooks::open(&path, rules, cap, clock)).await??;
-    Ok(KeptBooks::Sqlite(books))
+    let runs_path = root.join("runs.db");
+    let opened = tokio::task::spawn_blocking(move || {
+        let books = SqliteBooks::open(&path, rules, cap, clock.clone())?;
+        let runs = SqliteRuns::open_file(&runs_path, clock)?;
+        anyhow::Ok((KeptBooks::Sqlite(books), KeptRuns::Sqlite(runs)))
+    });
+    opened.await?
+}
+
+/// The service elsewhere, if the governor's sandboxes are made there.
+fn service(args: &GovernorArgs) -> Option<HttpPlatformSettings> {
+    Some(HttpPlatformSettings {
+        url: args.platform_url.clone()?,
+        api_key: args.platform_key.clone()?,
+        domain: args.platform_domain.clone(),
+        life: Duration::from_secs(args.platform_life_s),
+    })
 }
 
 /// Opens the books and begins to look after the node's sandboxes.
@@ -81,12 +122,17 @@ pub(crate) async fn start(
     node: Arc<Node>,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
-) -> anyhow::Result<(Governor<LocalPlatform>, JoinHandle<()>)> {
+) -> anyhow::Result<(Governor<DeployedPlatform>, JoinHandle<()>)> {
     let rules = Rules::new(sped_up(args.governor_speed))?;
-    let books = open_books(args, &rules, root, tag, clock).await?;
-    let platform = LocalPlatform::new(node.clone(), node, entropy.clone(), KEY_NAME.parse()?);
+    let (books, runs) = open_books(args, &rules, root, tag, clock).await?;
+    let here = LocalPlatform::new(node.clone(), node, entropy.clone(), KEY_NAME.parse()?);
+    let platform = match service(args) {
+        None => DeployedPlatform::here(here),
+        Some(settings) => DeployedPlatform::elsewhere(here, HttpPlatform::new(settings)?),
+    };
     let parts = GovernorParts {
         books,
+        runs,
         platform,
         rules,
         entropy,

@@ -69,6 +69,8 @@ error_codes! {
     StaleLease = "STALE_LEASE", 409;
     /// There is no such lease.
     LeaseNotFound = "lease_not_found", 404;
+    /// There is no such run (any more).
+    RunNotFound = "run_not_found", 404;
     /// The namespace and env were never set up.
     BucketNotFound = "bucket_not_found", 404;
     /// What is needed for this does not answer, or is not ready yet.

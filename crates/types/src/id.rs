@@ -81,6 +81,10 @@ macro_rules! text_id {
 /// How many characters a generated identifier has. 36^20 leaves no room for a collision.
 const RANDOM_ID_LENGTH: usize = 20;
 
+/// The shortest and the longest identifier of a sandbox, of ours or of another service.
+const SANDBOX_ID_LENGTH_MIN: usize = 16;
+const SANDBOX_ID_LENGTH_MAX: usize = 40;
+
 fn is_host_label(text: &str, length_max: usize) -> bool {
     !text.is_empty()
         && text.len() <= length_max
@@ -117,16 +121,18 @@ fn random_id(entropy: &dyn Entropy) -> Box<str> {
 }
 
 text_id!(
-    /// A sandbox. 20 lower-case letters and digits, because it becomes a label of a host name.
+    /// A sandbox. Lower-case letters and digits, because it becomes a label of a host name. Ours have
+    /// 20; those of other services (R-G16) have about as many.
     SandboxId,
-    "20 lower-case letters and digits",
-    |text| text.len() == RANDOM_ID_LENGTH && is_host_label(text, RANDOM_ID_LENGTH)
+    "16 to 40 lower-case letters and digits",
+    |text| text.len() >= SANDBOX_ID_LENGTH_MIN && is_host_label(text, SANDBOX_ID_LENGTH_MAX)
 );
 text_id!(
-    /// A template: what a `templateID` on the wire resolves to.
+    /// A template: what a `templateID` on the wire resolves to. Ours are lower-case letters and digits;
+    /// other services (R-G16) have more in theirs.
     TemplateId,
-    "1 to 64 lower-case letters and digits",
-    |text| is_host_label(text, 64)
+    "1 to 64 letters, digits, '-', '_' or '.', beginning with a letter or digit",
+    |text| is_name(text, 64)
 );
 text_id!(
     /// One immutable build of a template. Sandboxes refer to the build they came from.

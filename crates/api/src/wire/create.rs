@@ -134,7 +134,7 @@ fn check_template_name(name: Option<String>, limits: &Limits) -> Result<String, 
     Ok(name)
 }
 
-fn check_pairs(
+pub(super) fn check_pairs(
     field: &'static str,
     pairs: &BTreeMap<String, String>,
     limits: &Limits,
@@ -157,7 +157,7 @@ fn check_pairs(
 }
 
 /// What no process can be given as its environment.
-fn check_environment(env_vars: &BTreeMap<String, String>) -> Result<(), ApiError> {
+pub(super) fn check_environment(env_vars: &BTreeMap<String, String>) -> Result<(), ApiError> {
     for (name, value) in env_vars {
         if name.is_empty() || name.contains(['=', '\0']) {
             return Err(ApiError::invalid(

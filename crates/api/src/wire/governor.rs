@@ -27,7 +27,7 @@ const QUOTA_MAX: u32 = 1_000_000;
 /// The longest time that paused sandboxes may be kept: ten years.
 const RETENTION_S_MAX: u64 = 315_360_000;
 
-fn parsed<T: std::str::FromStr<Err = IdError>>(
+pub(crate) fn parsed<T: std::str::FromStr<Err = IdError>>(
     field: &'static str,
     text: &str,
 ) -> Result<T, ApiError> {
@@ -35,7 +35,7 @@ fn parsed<T: std::str::FromStr<Err = IdError>>(
     read.map_err(|refused: IdError| ApiError::invalid(field, format!("must be {}", refused.rule)))
 }
 
-fn required(field: &'static str, value: Option<String>) -> Result<String, ApiError> {
+pub(crate) fn required(field: &'static str, value: Option<String>) -> Result<String, ApiError> {
     value.ok_or_else(|| ApiError::invalid(field, "is missing"))
 }
 
@@ -61,23 +61,29 @@ pub(crate) struct Holder {
 }
 
 impl HolderBody {
+    /// The bucket that is meant; what is left out is as with the key.
+    pub(crate) fn bucket_of(
+        namespace: Option<&str>,
+        env: Option<&str>,
+        own: &Bucket,
+    ) -> Result<Bucket, ApiError> {
+        let namespace = namespace.map(|text| parsed("namespace", text));
+        let env = env.map(|text| parsed("env", text));
+        Ok(Bucket {
+            namespace: namespace
+                .transpose()?
+                .unwrap_or_else(|| own.namespace.clone()),
+            env: env.transpose()?.unwrap_or_else(|| own.env.clone()),
+        })
+    }
+
     pub(crate) fn checked(self, own: &Bucket) -> Result<Holder, ApiError> {
-        let namespace = self
-            .namespace
-            .as_deref()
-            .map(|text| parsed("namespace", text));
-        let env = self.env.as_deref().map(|text| parsed("env", text));
         let lease = self
             .lease_id
             .as_deref()
             .map(|text| parsed("lease_id", text));
         Ok(Holder {
-            bucket: Bucket {
-                namespace: namespace
-                    .transpose()?
-                    .unwrap_or_else(|| own.namespace.clone()),
-                env: env.transpose()?.unwrap_or_else(|| own.env.clone()),
-            },
+            bucket: Self::bucket_of(self.namespace.as_deref(), self.env.as_deref(), own)?,
             owner: parsed("owner_id", &required("owner_id", self.owner_id)?)?,
             lease: lease.transpose()?,
         })

@@ -11,6 +11,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod lifetime;
 pub(crate) mod network;
 pub(crate) mod observe;
+pub(crate) mod runs;
 pub(crate) mod sandbox;
 pub(crate) mod template;
 pub(crate) mod travel;

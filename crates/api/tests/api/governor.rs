@@ -5,9 +5,12 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use axum::body::Body;
 use http::{Method, Request};
-use sandhold_books::{KeptBooks, SqliteBooks};
+use sandhold_books::{
+    KeptBooks, SqliteBooks,
+    runs::{KeptRuns, SqliteRuns},
+};
 use sandhold_governor::rules::Rules;
-use sandhold_governor_driver::{Governor, GovernorParts, LocalPlatform};
+use sandhold_governor_driver::{DeployedPlatform, Governor, GovernorParts, LocalPlatform};
 use sandhold_platform::{
     ActivityKind, DialError, Hold, Holds, Platform, PlatformError, Route, RouteLookup, Routes,
     SandboxView, StateChange, WakeError,
@@ -114,6 +117,7 @@ impl Governed {
         let mut reclaimer = None;
         let api = Api::governed(async |platform, clock| {
             let rules = Rules::default();
+            let runs = SqliteRuns::open_file(&dir.path().join("runs.db"), clock.clone()).unwrap();
             let books = SqliteBooks::open(&path, rules.clone(), None, clock).unwrap();
             let routes = Arc::new(WellAgents::start(platform.clone()).await);
             let entropy = Arc::new(SeededEntropy::new(7));
@@ -121,7 +125,8 @@ impl Governed {
             let platform = LocalPlatform::new(platform, routes, entropy.clone(), key);
             let parts = GovernorParts {
                 books: KeptBooks::Sqlite(books),
-                platform,
+                runs: KeptRuns::Sqlite(runs),
+                platform: DeployedPlatform::here(platform),
                 rules,
                 entropy,
             };
@@ -456,4 +461,128 @@ async fn a_sandbox_that_only_says_it_is_managed_is_not() {
         world.api.clock.advance(Duration::from_secs(60));
     }
     assert!(world.api.platform.get(&sandbox.parse().unwrap()).is_some());
+}
+
+/// A run that is as it should be, with some of its fields replaced.
+fn run(with: &Value) -> Value {
+    let mut body = json!({
+        "project_id": "p", "session_run_id": "s", "command": ["true"], "timeout": 60,
+    });
+    let fields = with.as_object().unwrap().clone();
+    body.as_object_mut().unwrap().extend(fields);
+    body
+}
+
+#[tokio::test]
+async fn a_run_that_is_not_as_it_should_be_takes_nothing() {
+    // R-G1; issue 5, "bad input"
+    let world = Governed::new().await;
+    let files = |count: usize, content: &str| {
+        let file = json!({ "path": "a", "content": content });
+        json!({ "files": vec![file; count] })
+    };
+    for (with, field) in [
+        (json!({ "project_id": null }), "project_id"),
+        (json!({ "project_id": "a:b" }), "project_id"),
+        (json!({ "project_id": "" }), "project_id"),
+        (
+            json!({ "session_run_id": "x".repeat(129) }),
+            "session_run_id",
+        ),
+        (json!({ "session_run_id": "a b" }), "session_run_id"),
+        (json!({ "owner_id": "a\nb" }), "owner_id"),
+        (json!({ "owner_id": "x".repeat(301) }), "owner_id"),
+        (json!({ "lease_id": "" }), "lease_id"),
+        (json!({ "run_id": "x".repeat(65) }), "run_id"),
+        (json!({ "namespace": "../x" }), "namespace"),
+        (json!({ "command": [] }), "command"),
+        (json!({ "command": "ls" }), "command"),
+        (json!({ "command": ["a\0"] }), "command"),
+        (json!({ "timeout": null }), "timeout"),
+        (json!({ "timeout": 0 }), "timeout"),
+        (json!({ "timeout": 1e12 }), "timeout"),
+        (json!({ "artifacts": ["../x"] }), "artifacts"),
+        (json!({ "artifacts": ["/etc/*"] }), "artifacts"),
+        (json!({ "keep": "all" }), "keep"),
+        (json!({ "template": "other" }), "template"),
+        (
+            json!({ "template": "main", "template_id": "base" }),
+            "template",
+        ),
+        (json!({ "env_vars": { "A=B": "c" } }), "envVars"),
+        (json!({ "files": [{ "content": "x" }] }), "files[0]"),
+        (
+            json!({ "files": [{ "path": "a", "content_base64": "?" }] }),
+            "files[0]",
+        ),
+        (files(10_000, "x"), "files"),
+    ] {
+        let refused = world.post("/v1/sandbox-runs", run(&with)).await;
+        refused.is_refused(400, "invalid_request");
+        assert!(refused.text("message").starts_with(field), "{refused:?}");
+    }
+    let large = json!({ "context": "x".repeat(17 * 1024 * 1024) });
+    let refused = world.post("/v1/sandbox-runs", run(&large)).await;
+    refused.is_refused(413, "too_large");
+    let elsewhere = json!({ "namespace": "b", "owner_id": "b:dev:p:s" });
+    let refused = world.post("/v1/sandbox-runs", run(&elsewhere)).await;
+    refused.is_refused(403, "forbidden");
+    let unknown = json!({ "template_id": "nothing" });
+    let refused = world.post("/v1/sandbox-runs", run(&unknown)).await;
+    refused.is_refused(404, "template_not_found");
+    let body = run(&json!({ "namespace": "nobody" }));
+    let refused = world.admin(Method::POST, "/v1/sandbox-runs", body).await;
+    refused.is_refused(404, "bucket_not_found");
+    world.take("other", "held").await;
+    let body = run(&json!({ "lease_id": "held" }));
+    let refused = world.post("/v1/sandbox-runs", body).await;
+    refused.is_refused(403, "forbidden");
+    let leases = world.api.get("/v1/leases").await;
+    let leases = leases.body["leases"].as_array().unwrap().clone();
+    assert_eq!(leases.len(), 1, "only the other owner's: {leases:?}");
+    assert_eq!(world.api.platform.creates.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_run_is_seen_by_its_tenant_only() {
+    let world = Governed::new().await;
+    for id in ["nothing", "a%2Fb", "%00", &"x".repeat(300)] {
+        let path = format!("/v1/sandbox-runs/{id}");
+        world.api.get(&path).await.is_refused(404, "run_not_found");
+        let events = world.api.get(&format!("{path}/events")).await;
+        events.is_refused(404, "run_not_found");
+        let body = json!({ "owner_id": "o", "lease_id": "l" });
+        let cancelled = world.post(&format!("{path}/cancel"), body).await;
+        cancelled.is_refused(404, "run_not_found");
+    }
+    // Its agent says nothing that is understood, so it ends at once; its log tells that.
+    let begun = world.api.request(
+        Method::POST,
+        "/v1/sandbox-runs",
+        run(&json!({ "run_id": "mine" })).to_string(),
+    );
+    let response = tower::ServiceExt::oneshot(world.api.router.clone(), begun)
+        .await
+        .unwrap();
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    assert_eq!(response.headers()["x-run-id"], "mine");
+    let bytes = http_body_util::BodyExt::collect(response.into_body())
+        .await
+        .unwrap()
+        .to_bytes();
+    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    assert!(text.starts_with("id: 1\nevent: error\ndata: {"), "{text}");
+    let seen = world.api.get("/v1/sandbox-runs/mine").await;
+    assert_eq!(
+        (seen.text("state"), seen.text("code")),
+        ("error", "not_started")
+    );
+    assert_eq!(seen.text("owner_id"), "a:dev:p:s");
+    let path = "/v1/sandbox-runs/mine/events?after=2";
+    world.api.get(path).await.is_refused(400, "invalid_request");
+    let request = world.request(Method::GET, "/v1/sandbox-runs/mine", Value::Null);
+    let other = world.api.with_key(&world.api.other_key, request).await;
+    other.is_refused(404, "run_not_found");
+    world.until_gone(seen.text("sandbox_id")).await;
 }

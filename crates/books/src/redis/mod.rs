@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All keys share one hash tag: a bucket and the global gate are one step, so they are on one server.
-//! Everything of a verb is read in one or two commands, packed as text lines, and written in one:
-//! a step costs about what the cheapest script costs.
+//! Many callers' steps go in one script ([`batch`]): what they need is read in two commands, packed as
+//! text lines, and what they changed is written in a few.
 //!
 //! ```text
 //!   no link ── connect, ask who it is ─▶ open.lua ─┬─ same server ──▶ linked
@@ -18,18 +18,20 @@
 //! ```
 //!
 //! Invariants:
+//! - Steps are carried out one after the other, each wholly; a batch is one atomic step of many.
 //! - A script runs only on the server that the books belong to (its `run_id` stands in them). Another
 //!   one, after a failover, a restart or a restore, settles first.
 //! - Time is the server's (`TIME`); no machine's clock is compared with it.
 //! - What got no answer is not sent again here: only the caller knows whether it still wants it.
 
+mod batch;
 mod script;
 mod verb;
 
 use std::{
     collections::BTreeMap,
     sync::{
-        RwLock,
+        Arc, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -47,7 +49,10 @@ use sandhold_governor::{
 use sandhold_types::{SandboxId, Timestamp};
 use tokio::sync::Mutex;
 
-use self::script::Scripts;
+use self::{
+    batch::{Arguments, Batches},
+    script::Scripts,
+};
 use crate::{
     Timed,
     text::{self, Parts, Unreadable},
@@ -65,9 +70,6 @@ const COMMON_PARTS: [&str; 8] = [
     "SEQUENCE",
 ];
 
-/// What a script says on a server that the books do not belong to.
-const ELSEWHERE: &str = "elsewhere";
-
 /// How often a verb meets its server anew before the caller is told that it cannot be reached.
 const MEETINGS_MAX: u32 = 2;
 
@@ -81,7 +83,7 @@ pub enum ServerClock {
 }
 
 impl ServerClock {
-    fn script(self) -> &'static str {
+    pub(crate) fn script(self) -> &'static str {
         match self {
             Self::Own => include_str!("lua/clock.lua"),
             Self::Key => include_str!("lua/clock_of_tests.lua"),
@@ -116,6 +118,12 @@ impl RedisSettings {
             clock: ServerClock::Own,
         }
     }
+
+    /// The key under which the books stand, and the beginning of every other one. The braces put all
+    /// of them on one server.
+    pub(crate) fn books_key(&self) -> String {
+        format!("{{{}}}:v1", self.name)
+    }
 }
 
 /// Why the books on a Redis cannot be used at all.
@@ -140,6 +148,13 @@ struct Link {
 /// The books on a shared Redis.
 #[derive(Debug)]
 pub struct RedisBooks {
+    shared: Arc<Shared>,
+}
+
+/// What the batches that are under way need too.
+#[derive(Debug)]
+struct Shared {
+    batches: Batches,
     client: Client,
     settings: RedisSettings,
     key: String,
@@ -159,9 +174,10 @@ impl RedisBooks {
     /// The address is none, or nobody is there.
     pub async fn open(settings: RedisSettings, rules: &Rules) -> Result<Self, RedisBooksError> {
         let client = Client::open(settings.url.as_str()).map_err(RedisBooksError::Address)?;
-        let books = Self {
+        let books = Shared {
+            batches: Batches::default(),
             client,
-            key: format!("{{{}}}:v1", settings.name),
+            key: settings.books_key(),
             scripts: Scripts::new(settings.clock, rules),
             rules: rules.clone(),
             settings,
@@ -171,11 +187,35 @@ impl RedisBooks {
             known: AtomicBool::new(false),
         };
         match books.link().await {
-            Ok(_) => Ok(books),
+            Ok(_) => Ok(Self {
+                shared: Arc::new(books),
+            }),
             Err(_) => Err(RedisBooksError::Unreachable),
         }
     }
 
+    /// Carries out one verb and says when that was.
+    ///
+    /// # Errors
+    /// As [`Store::step`].
+    pub async fn step_timed(&self, verb: Verb) -> Result<Timed, StoreError> {
+        if verb == Verb::Read {
+            return self.shared.read().await;
+        }
+        let said = self.shared.step(&verb).await?;
+        verb::read_reply(&said).map_err(|e| unreadable(&e))
+    }
+
+    /// What was done to a sandbox, oldest first (R-G17).
+    ///
+    /// # Errors
+    /// The store did not answer.
+    pub async fn trail(&self, sandbox: &SandboxId) -> Result<Vec<Audit>, StoreError> {
+        self.shared.trail(sandbox).await
+    }
+}
+
+impl Shared {
     fn current_link(&self) -> Option<Link> {
         let link = self.link.read();
         link.unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -259,23 +299,20 @@ impl RedisBooks {
         })
     }
 
-    /// Carries out one verb and says when that was.
-    ///
-    /// # Errors
-    /// As [`Store::step`].
-    pub async fn step_timed(&self, verb: Verb) -> Result<Timed, StoreError> {
-        if verb == Verb::Read {
-            return self.read().await;
-        }
-        let (script, arguments) = verb::script_of(&self.scripts, &verb, &self.rules);
+    /// Carries out steps as one script; what each says, in their order.
+    async fn carry_out(&self, steps: &[Arguments]) -> Result<Vec<String>, StoreError> {
         for _ in 0..MEETINGS_MAX {
             let mut link = self.link().await?;
-            let mut invocation = script.key(&self.key);
-            invocation.arg(&link.server).arg(&arguments);
-            let answer: Result<String, _> = invocation.invoke_async(&mut link.connection).await;
-            match answer {
-                Ok(text) if text == ELSEWHERE => self.drop_link(link.number),
-                Ok(text) => return verb::read_reply(&text).map_err(|e| unreadable(&e)),
+            let mut invocation = self.scripts.steps.key(&self.key);
+            invocation.arg(&link.server);
+            for (name, arguments) in steps {
+                invocation.arg(arguments.len()).arg(*name).arg(arguments);
+            }
+            let said: Result<Vec<String>, _> = invocation.invoke_async(&mut link.connection).await;
+            match said {
+                // The books belong elsewhere.
+                Ok(said) if said.len() != steps.len() => self.drop_link(link.number),
+                Ok(said) => return Ok(said),
                 Err(error) => return Err(self.failed(&link, &error)),
             }
         }
@@ -308,11 +345,7 @@ impl RedisBooks {
         Err(StoreError::Unavailable)
     }
 
-    /// What was done to a sandbox, oldest first (R-G17).
-    ///
-    /// # Errors
-    /// The store did not answer.
-    pub async fn trail(&self, sandbox: &SandboxId) -> Result<Vec<Audit>, StoreError> {
+    async fn trail(&self, sandbox: &SandboxId) -> Result<Vec<Audit>, StoreError> {
         let mut link = self.link().await?;
         let get = async |key: String, link: &mut Link| {
             let text: Result<Option<String>, _> = redis::cmd("GET")

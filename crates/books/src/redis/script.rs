@@ -1,6 +1,7 @@
 //! The scripts, put together from their parts.
 //!
-//! A script is a clock, the common parts that its verb needs, and the verb. Names in capitals stand
+//! One carries steps out, all verbs of them: a clock, the common parts, a function for each verb, and the
+//! loop over what was asked. Names in capitals stand
 //! for numbers and are put in here: the places of the parts of a packed line, and the rules. So the
 //! numbers have one home, and cost a script nothing when it runs.
 
@@ -20,49 +21,67 @@ const AUDIT_KEPT_MS: u64 = 7 * 24 * 3_600 * 1_000;
 /// a sealed name gets a new generation; the old one stays dead.
 const LINE_KEPT_MS: u64 = 30 * 24 * 3_600 * 1_000;
 
-const CORE: &str = include_str!("lua/core.lua");
-const LEASE: &str = include_str!("lua/lease.lua");
-const QUEUE: &str = include_str!("lua/queue.lua");
-const VERDICT: &str = include_str!("lua/verdict.lua");
+/// What all verbs share, in the order in which it is needed.
+const SHARED: [&str; 4] = [
+    include_str!("lua/core.lua"),
+    include_str!("lua/lease.lua"),
+    include_str!("lua/queue.lua"),
+    include_str!("lua/verdict.lua"),
+];
 
-macro_rules! scripts {
-    ($($name:ident: $file:literal, [$($part:ident),*];)*) => {
-        /// Every script.
-        #[derive(Debug)]
-        pub(super) struct Scripts { $(pub(super) $name: Script,)* }
-
-        impl Scripts {
-            pub(super) fn new(clock: ServerClock, rules: &Rules) -> Self {
-                let numbers = numbers(rules);
-                let of = |parts: &[&str]| {
-                    let text = [&[clock.script()], parts].concat().join("\n");
-                    Script::new(&with_numbers(&text, &numbers))
-                };
-                Self { $($name: of(&[$($part,)* include_str!($file)]),)* }
-            }
-        }
+macro_rules! verbs {
+    ($($name:literal),*) => {
+        /// The verbs, each with its part of the script.
+        const VERBS: &[(&str, &str)] = &[$(($name, include_str!(concat!("lua/", $name, ".lua")))),*];
     };
 }
 
-scripts! {
-    open: "lua/open.lua", [];
-    set_bucket: "lua/set_bucket.lua", [CORE];
-    acquire: "lua/acquire.lua", [CORE, LEASE, QUEUE];
-    leave_queue: "lua/leave_queue.lua", [CORE, QUEUE];
-    return_slot: "lua/return_slot.lua", [CORE, LEASE];
-    bind: "lua/bind.lua", [CORE, LEASE];
-    heartbeat: "lua/heartbeat.lua", [CORE, LEASE];
-    release: "lua/release.lua", [CORE, LEASE];
-    discard: "lua/discard.lua", [CORE, LEASE];
-    run: "lua/run.lua", [CORE, LEASE];
-    begin_removal: "lua/begin_removal.lua", [CORE, LEASE, VERDICT];
-    begin_wake: "lua/begin_wake.lua", [CORE];
-    confirm_gone: "lua/confirm_gone.lua", [CORE, LEASE];
-    removal_failed: "lua/removal_failed.lua", [CORE, VERDICT];
-    expire_making: "lua/expire_making.lua", [CORE, LEASE];
-    adopt_stray: "lua/adopt_stray.lua", [CORE];
-    note_seen: "lua/note_seen.lua", [CORE];
-    finish_recovery: "lua/finish_recovery.lua", [CORE];
+verbs!(
+    "set_bucket",
+    "acquire",
+    "leave_queue",
+    "return_slot",
+    "bind",
+    "heartbeat",
+    "release",
+    "discard",
+    "run",
+    "begin_removal",
+    "begin_wake",
+    "confirm_gone",
+    "removal_failed",
+    "expire_making",
+    "adopt_stray",
+    "note_seen",
+    "finish_recovery"
+);
+
+/// Every script.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    /// Meets a server.
+    pub(super) open: Script,
+    /// Carries steps out.
+    pub(super) steps: Script,
+}
+
+impl Scripts {
+    pub(super) fn new(clock: ServerClock, rules: &Rules) -> Self {
+        let numbers = numbers(rules);
+        let script = |parts: &[&str]| {
+            let text = [&[clock.script()], parts].concat().join("\n");
+            Script::new(&with_numbers(&text, &numbers))
+        };
+        let verb =
+            |(name, body): &(&str, &str)| format!("verbs.{name} = function(ARGV)\n{body}\nend\n");
+        let verbs: String = VERBS.iter().map(verb).collect();
+        let verbs = format!("local verbs = {{}}\n{verbs}");
+        let steps = [&SHARED[..], &[&verbs, include_str!("lua/steps.lua")]].concat();
+        Self {
+            open: script(&[include_str!("lua/open.lua")]),
+            steps: script(&steps),
+        }
+    }
 }
 
 fn pattern(parts: usize) -> String {

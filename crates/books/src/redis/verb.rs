@@ -1,13 +1,11 @@
 //! Verbs as a script takes them, and answers as it gives them.
 
-use redis::Script;
 use sandhold_governor::{
     books::{Answer, Claim, Grant, Keep, Limit, RemovalRefused, Step, Verb},
     colour::{Colour, Seen},
     rules::Rules,
 };
 
-use super::script::Scripts;
 use crate::{
     Timed,
     text::{
@@ -33,20 +31,15 @@ const REFUSALS: [(RemovalRefused, &str); 8] = [
     (RemovalRefused::Recovering, "recovering"),
 ];
 
-/// The script of a verb and its arguments, in the order that its first line names.
-pub(super) fn script_of<'a>(
-    scripts: &'a Scripts,
-    verb: &Verb,
-    rules: &Rules,
-) -> (&'a Script, Vec<String>) {
-    let s = scripts;
+/// The name of a verb's part of the script and its arguments, in the order that its first line says.
+pub(super) fn step_of(verb: &Verb, rules: &Rules) -> (&'static str, Vec<String>) {
     macro_rules! args {
-        ($script:expr $(, $arg:expr)*) => { ($script, vec![$($arg.to_string()),*]) };
+        ($name:expr $(, $arg:expr)*) => { ($name, vec![$($arg.to_string()),*]) };
     }
     match verb {
         Verb::SetBucket { bucket, policy } => {
             args!(
-                &s.set_bucket,
+                "set_bucket",
                 bucket,
                 policy.quota,
                 write_retention(policy.retention)
@@ -59,7 +52,7 @@ pub(super) fn script_of<'a>(
             claim,
             maker,
         } => match claim {
-            Claim::Direct => args!(&s.acquire, slot, bucket, owner, maker, "", "", ""),
+            Claim::Direct => args!("acquire", slot, bucket, owner, maker, "", "", ""),
             Claim::Lease {
                 lease,
                 template,
@@ -67,18 +60,18 @@ pub(super) fn script_of<'a>(
             } => {
                 let ttl_ms = ms(ttl.unwrap_or_default().max(rules.black()));
                 args!(
-                    &s.acquire, slot, bucket, owner, maker, lease, template, ttl_ms
+                    "acquire", slot, bucket, owner, maker, lease, template, ttl_ms
                 )
             }
         },
-        Verb::LeaveQueue { slot } => args!(&s.leave_queue, slot),
-        Verb::ReturnSlot { slot, maker } => args!(&s.return_slot, slot, maker),
+        Verb::LeaveQueue { slot } => args!("leave_queue", slot),
+        Verb::ReturnSlot { slot, maker } => args!("return_slot", slot, maker),
         Verb::Bind {
             slot,
             generation,
             sandbox,
             ends_at,
-        } => args!(&s.bind, slot, generation, sandbox, ends_at.unix_ms()),
+        } => args!("bind", slot, generation, sandbox, ends_at.unix_ms()),
         Verb::Heartbeat {
             bucket,
             owner,
@@ -87,28 +80,28 @@ pub(super) fn script_of<'a>(
             ends_at,
         } => {
             let ends_at = ends_at.map_or_else(String::new, |at| at.unix_ms().to_string());
-            args!(&s.heartbeat, bucket, owner, lease, generation, ends_at)
+            args!("heartbeat", bucket, owner, lease, generation, ends_at)
         }
         Verb::Release {
             bucket,
             owner,
             lease,
-        } => args!(&s.release, bucket, owner, lease),
-        Verb::Discard { slot, generation } => args!(&s.discard, slot, generation),
+        } => args!("release", bucket, owner, lease),
+        Verb::Discard { slot, generation } => args!("discard", slot, generation),
         Verb::BeginRun {
             slot,
             generation,
             run,
             replica,
-        } => args!(&s.run, "begin", slot, run, replica, generation),
+        } => args!("run", "begin", slot, run, replica, generation),
         Verb::RunHeartbeat {
             slot,
             generation,
             run,
             replica,
-        } => args!(&s.run, "beat", slot, run, replica, generation),
-        Verb::ClaimRun { slot, run, replica } => args!(&s.run, "claim", slot, run, replica),
-        Verb::CancelRun { slot, run } => args!(&s.run, "cancel", slot, run),
+        } => args!("run", "beat", slot, run, replica, generation),
+        Verb::ClaimRun { slot, run, replica } => args!("run", "claim", slot, run, replica),
+        Verb::CancelRun { slot, run } => args!("run", "cancel", slot, run),
         Verb::EndRun {
             slot,
             run,
@@ -119,10 +112,10 @@ pub(super) fn script_of<'a>(
                 Keep::Sandbox => "sandbox",
                 Keep::Nothing => "nothing",
             };
-            args!(&s.run, "end", slot, run, replica, keep)
+            args!("run", "end", slot, run, replica, keep)
         }
-        Verb::Lock { slot, by } => args!(&s.run, "lock", slot, "", by),
-        Verb::Unlock { slot, by } => args!(&s.run, "unlock", slot, "", by),
+        Verb::Lock { slot, by } => args!("run", "lock", slot, "", by),
+        Verb::Unlock { slot, by } => args!("run", "unlock", slot, "", by),
         Verb::BeginRemoval {
             slot,
             generation,
@@ -131,23 +124,18 @@ pub(super) fn script_of<'a>(
             seen,
         } => {
             let (ground, seen) = (word_of(&GROUNDS, *ground), word_of(&SEEN, *seen));
-            args!(&s.begin_removal, slot, generation, by, ground, seen)
+            args!("begin_removal", slot, generation, by, ground, seen)
         }
-        Verb::BeginWake { slot } => args!(&s.begin_wake, slot),
+        Verb::BeginWake { slot } => args!("begin_wake", slot),
         Verb::ConfirmGone {
             slot,
             sandbox,
             evidence,
-        } => args!(
-            &s.confirm_gone,
-            slot,
-            sandbox,
-            word_of(&EVIDENCE, *evidence)
-        ),
+        } => args!("confirm_gone", slot, sandbox, word_of(&EVIDENCE, *evidence)),
         Verb::RemovalFailed { slot, by, awake } => {
-            args!(&s.removal_failed, slot, by, flag(*awake))
+            args!("removal_failed", slot, by, flag(*awake))
         }
-        Verb::ExpireMaking { slot } => args!(&s.expire_making, slot),
+        Verb::ExpireMaking { slot } => args!("expire_making", slot),
         Verb::AdoptStray {
             slot,
             sandbox,
@@ -155,21 +143,21 @@ pub(super) fn script_of<'a>(
             owner,
             ends_at,
         } => args!(
-            &s.adopt_stray,
+            "adopt_stray",
             slot,
             sandbox,
             bucket,
             owner,
             ends_at.unix_ms()
         ),
-        Verb::NoteSeen { slot, seen } => args!(&s.note_seen, slot, word_of(&SEEN, *seen)),
+        Verb::NoteSeen { slot, seen } => args!("note_seen", slot, word_of(&SEEN, *seen)),
         Verb::FinishRecovery {
             highest,
             settled_from,
-        } => args!(&s.finish_recovery, highest, settled_from.unix_ms()),
+        } => args!("finish_recovery", highest, settled_from.unix_ms()),
         // Read is a transaction, not a script. The only other verb exists in simulations, which keep
         // their books in memory; to read instead changes nothing.
-        _ => args!(&s.leave_queue, ""),
+        _ => args!("leave_queue", ""),
     }
 }
 

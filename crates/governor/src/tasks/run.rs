@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Invariants: nothing happens twice at once; after the local deadline without a confirmed beat
-//! nothing more is done in the sandbox but the clean-up; every way out says its reason.
+//! nothing more is done in the sandbox but the clean-up; every way out says its reason; a sandbox in
+//! which the run may go on, because the clean-up did not succeed, is not kept (R-G9).
 
 use std::time::Duration;
 
@@ -59,6 +60,28 @@ pub enum WayOut {
     SandboxGone,
     /// Its files could not be written, or its process not be launched.
     NotStarted,
+    /// Nothing in its sandbox answered for too long.
+    Unresponsive,
+    /// Its replica was lost before it had started, and what it was to do with it.
+    ReplicaLost,
+}
+
+impl WayOut {
+    /// The stable name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exited(_) => "exited",
+            Self::Cancelled => "cancelled",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::LeaseLost => "lease_lost",
+            Self::Unconfirmed => "lease_unconfirmed",
+            Self::SandboxGone => "sandbox_gone",
+            Self::NotStarted => "not_started",
+            Self::Unresponsive => "sandbox_unresponsive",
+            Self::ReplicaLost => "replica_lost",
+        }
+    }
 }
 
 /// What is to be run.
@@ -95,14 +118,22 @@ pub struct RunLoop {
     exit: Option<i32>,
     way_out: Option<WayOut>,
     cleanups: u32,
+    is_clean: bool,
+    /// Since when the sandbox has not answered.
+    silent_since: Option<Timestamp>,
     cancelled: bool,
     remove: Option<SlotId>,
 }
+
+#[cfg(test)]
+mod tests;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entry {
     Fresh,
     TakenOver,
+    /// Taken over only to be ended.
+    Abandoned,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +170,8 @@ impl RunLoop {
             exit: None,
             way_out: None,
             cleanups: 0,
+            is_clean: false,
+            silent_since: None,
             cancelled: false,
             remove: None,
         }
@@ -149,6 +182,16 @@ impl RunLoop {
     pub fn taken_over(of: RunOf, rules: Rules) -> Self {
         Self {
             entry: Entry::TakenOver,
+            ..Self::new(of, rules)
+        }
+    }
+
+    /// A run of a replica that was lost before it had started it: it cannot go on, because what it was
+    /// to do is not known here. What there is of it is cleaned up.
+    #[must_use]
+    pub fn abandoned(of: RunOf, rules: Rules) -> Self {
+        Self {
+            entry: Entry::Abandoned,
             ..Self::new(of, rules)
         }
     }
@@ -172,7 +215,7 @@ impl RunLoop {
                 run,
                 replica,
             },
-            Entry::TakenOver => Verb::ClaimRun { slot, run, replica },
+            Entry::TakenOver | Entry::Abandoned => Verb::ClaimRun { slot, run, replica },
         })
     }
 
@@ -201,6 +244,10 @@ impl RunLoop {
         if self.cancelled {
             return Some(WayOut::Cancelled);
         }
+        let is_silent = |since| now.since(since) >= self.rules.holder_deadline();
+        if self.silent_since.is_some_and(is_silent) {
+            return Some(WayOut::Unresponsive);
+        }
         let over = self.ends_at.is_some_and(|end| now >= end);
         over.then_some(WayOut::DeadlineExceeded)
     }
@@ -217,11 +264,11 @@ impl RunLoop {
 
     fn after_clean_up(&mut self, result: Result<Reply, CallError>) -> Effect {
         self.cleanups += 1;
-        let settled = matches!(
+        self.is_clean = matches!(
             result,
             Ok(_) | Err(CallError::NotFound | CallError::StaleGeneration)
         );
-        if settled || self.cleanups >= self.rules.settings().probe_tries {
+        if self.is_clean || self.cleanups >= self.rules.settings().probe_tries {
             return self.end();
         }
         let way_out = self.way_out.unwrap_or(WayOut::Unconfirmed);
@@ -231,7 +278,12 @@ impl RunLoop {
     fn end(&mut self) -> Effect {
         self.state = State::Ending;
         let (slot, run) = (self.of.slot.clone(), self.of.run.clone());
-        let (replica, keep) = (self.of.replica.clone(), self.of.keep);
+        let replica = self.of.replica.clone();
+        let keep = if self.is_clean {
+            self.of.keep
+        } else {
+            Keep::Nothing
+        };
         Effect::Store(Verb::EndRun {
             slot,
             run,
@@ -254,12 +306,11 @@ impl RunLoop {
             Ok(Answer::RunGoesOn { cancelled }) => {
                 self.cancelled |= cancelled;
                 self.confirmed_at = self.beat_sent_at;
-                if self.entry == Entry::TakenOver {
-                    return self.turn(now);
+                match self.entry {
+                    Entry::Fresh => self.write_files(),
+                    Entry::TakenOver => self.turn(now),
+                    Entry::Abandoned => self.leave(WayOut::ReplicaLost),
                 }
-                self.state = State::Writing;
-                let (sandbox, generation, run) = self.names();
-                Effect::Platform(Call::WriteFiles(sandbox, generation, run))
             }
             _ => {
                 self.way_out = Some(WayOut::LeaseLost);
@@ -268,7 +319,24 @@ impl RunLoop {
         }
     }
 
-    fn after_artifacts(&mut self, result: Result<Reply, CallError>) -> Effect {
+    fn write_files(&mut self) -> Effect {
+        self.state = State::Writing;
+        let (sandbox, generation, run) = self.names();
+        Effect::Platform(Call::WriteFiles(sandbox, generation, run))
+    }
+
+    /// Notes whether the sandbox answers.
+    fn heard(&mut self, result: &Result<Reply, CallError>, now: Timestamp) {
+        match result {
+            Ok(_) => self.silent_since = None,
+            Err(_) => {
+                self.silent_since.get_or_insert(now);
+            }
+        }
+    }
+
+    fn after_artifacts(&mut self, result: Result<Reply, CallError>, now: Timestamp) -> Effect {
+        self.heard(&result, now);
         match result {
             Ok(Reply::Artifacts { count, cursor }) => {
                 self.cursor = cursor;
@@ -285,7 +353,6 @@ impl RunLoop {
     }
 
     fn read_exit(&mut self) -> Effect {
-        // What it wrote just before it ended has been read by now.
         if let Some(code) = self.exit {
             return self.leave(WayOut::Exited(code));
         }
@@ -295,6 +362,7 @@ impl RunLoop {
     }
 
     fn after_exit(&mut self, result: Result<Reply, CallError>, now: Timestamp) -> Effect {
+        self.heard(&result, now);
         match result {
             Ok(Reply::Exit(Some(code))) => {
                 self.exit = Some(code);
@@ -370,7 +438,9 @@ impl Task for RunLoop {
             }
             (State::Writing | State::Launching, _) => self.leave(WayOut::NotStarted),
             (State::Started | State::Sleeping, _) => self.turn(now),
-            (State::Artifacts, Input::Platform(result)) => self.after_artifacts(result),
+            (State::Artifacts, Input::Platform(result)) => self.after_artifacts(result, now),
+            // What it wrote before it ended is told in full: until a look finds nothing new.
+            (State::ToldProgress, _) if self.exit.is_some() => self.turn(now),
             (State::ToldProgress, _) => self.read_exit(),
             (State::Exit, Input::Platform(result)) => self.after_exit(result, now),
             (State::Beating, Input::Store(answer)) => self.after_beat(answer, now),

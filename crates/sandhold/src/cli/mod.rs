@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   sandhold sandbox|key|lease|gc …  ──▶ server (REST)        list, create, kill, keys
+//!   sandhold run …                   ──▶ server (events)      a command from its files to its end
 //!                                    ──▶ gateway (data plane)  exec, run, files
 //! ```
 //!
@@ -13,12 +14,14 @@
 
 mod connect;
 mod dockerfile;
+mod events;
 mod exec;
 pub(crate) mod failure;
 mod files;
 mod governor;
 mod key;
 mod output;
+mod run;
 mod run_code;
 mod sandbox;
 mod server;
@@ -41,6 +44,8 @@ pub(crate) enum Command {
     /// Make, list and revoke API keys.
     #[command(subcommand, visible_alias = "keys")]
     Key(key::Command),
+    /// Run a command in a sandbox of its own, from its files to its end.
+    Run(run::Args),
     /// Tell why a sandbox lives, or who ended it.
     Why(governor::Why),
     /// Take, renew and release leases: one owner, one sandbox.
@@ -62,6 +67,7 @@ pub(crate) async fn run(command: &Command) -> anyhow::Result<ExitCode> {
     let result = match command {
         Command::Sandbox(command) => sandbox::run(command).await,
         Command::Key(command) => key::run(command).await,
+        Command::Run(args) => run::run(args).await,
         Command::Why(command) => governor::why(command).await,
         Command::Lease(command) => governor::lease(command).await,
         Command::Gc(command) => governor::gc(command).await,

@@ -103,6 +103,7 @@ fn advice(code: &str) -> Option<&'static str> {
         "capacity_exceeded" => "end a sandbox that is not needed, or try again later",
         "quota_exceeded" => "end a sandbox that is not needed; the tenant's limit is reached",
         "STALE_LEASE" => "another lease has the sandbox; take one under a new name",
+        "run_not_found" => "a run is known for a day after it has ended",
         "lease_not_found" => "'sandhold lease ls' lists the leases in force",
         "port_closed" => "the sandbox's template has no such server, or it has not started yet",
         _ => return None,
@@ -134,6 +135,15 @@ pub(crate) struct DataPlane {
     server: Server,
     access: Access,
     user: Option<String>,
+}
+
+/// The events of a run.
+#[derive(Debug)]
+pub(crate) struct EventStream {
+    /// Which run.
+    pub(crate) run_id: Option<String>,
+    /// The events, as bytes.
+    pub(crate) body: Incoming,
 }
 
 impl Server {
@@ -182,6 +192,35 @@ impl Server {
         let response = self.send(request.body(sent)?).await?;
         let (head, body) = response.into_parts();
         Ok((head.headers, read_json(body).await?))
+    }
+
+    /// Opens a stream of events, after the one that is named.
+    pub(crate) async fn events(
+        &self,
+        path: &str,
+        method: Method,
+        body: Option<&Value>,
+        last_event_id: Option<&str>,
+    ) -> anyhow::Result<EventStream> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header("x-api-key", self.key.clone())
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "text/event-stream");
+        if let Some(id) = last_event_id {
+            request = request.header("last-event-id", id);
+        }
+        let sent = body.map_or_else(empty, |body| whole(body.to_string()));
+        let response = self.send(request.body(sent)?).await?;
+        let run_id = response.headers().get("x-run-id");
+        let run_id = run_id
+            .and_then(|id| id.to_str().ok())
+            .map(ToOwned::to_owned);
+        Ok(EventStream {
+            run_id,
+            body: response.into_body(),
+        })
     }
 
     /// Opens the data plane of a running sandbox, acting as `user` in it.

@@ -23,7 +23,7 @@ use super::{
     connect::enveloped,
     exec, files, governor, key,
     output::{Form, Output},
-    run_code, sandbox, template,
+    run, run_code, sandbox, template,
 };
 
 const ID: &str = "abcdefghij0123456789";
@@ -198,6 +198,7 @@ async fn ran_with_input(command: &Command, form: Form, input: &[&'static str]) -
         }
         Command::Sandbox(command) => sandbox::execute(command, &mut output).await,
         Command::Key(command) => done(key::execute(command, &mut output).await),
+        Command::Run(args) => run::execute(args, &mut output).await.map(ExitCode::from),
         Command::Why(command) => done(governor::explain(command, &mut output).await),
         Command::Lease(command) => done(governor::execute_lease(command, &mut output).await),
         Command::Gc(command) => done(governor::execute_gc(command, &mut output).await),

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of it")]
 
+pub(crate) mod proxy;
+
 use std::{
     collections::BTreeSet,
     fs,

@@ -8,7 +8,7 @@ use sandhold_governor::{
     tasks::{Outcome, Reused},
 };
 
-use super::{check_bucket, governor, may_act_in, own_bucket};
+use super::{check_bucket, governor, may_act_in, own_bucket, template_of};
 use crate::{
     ApiState,
     auth::Caller,
@@ -51,10 +51,7 @@ pub(crate) async fn take(
         .template_id
         .unwrap_or_else(|| String::from(DEFAULT_TEMPLATE));
     check_bucket(&caller, &holder.bucket)?;
-    let template = state
-        .templates
-        .resolve(&holder.bucket.namespace, &reference)
-        .ok_or(ApiError::TemplateNotFound(reference))?;
+    let template = template_of(&state, governor, &holder.bucket, reference)?;
     let lease = match holder.lease {
         Some(lease) => lease,
         None => governor.new_lease().ok_or(ApiError::Panicked)?,
@@ -64,7 +61,7 @@ pub(crate) async fn take(
             holder.bucket.clone(),
             holder.owner.clone(),
             lease.clone(),
-            template.id.clone(),
+            template.clone(),
             ttl,
         )
     };

@@ -1,4 +1,4 @@
-//! `/v1`: leases, buckets, verdicts, alarms, the reclaimer (R-G1 to R-G19).
+//! `/v1`: runs, leases, buckets, verdicts, alarms, the reclaimer (R-G1 to R-G19).
 //!
 //! A key acts in its own bucket; an administrator's key in every bucket (R-G19). A deployment without
 //! a governor has none of these routes' answers and admits every create.
@@ -7,14 +7,16 @@ pub(crate) mod buckets;
 pub(super) mod direct;
 pub(crate) mod leases;
 pub(crate) mod reclaimer;
+pub(crate) mod runs;
 
 use axum::{
     Router,
     routing::{get, post},
 };
 use sandhold_governor::ids::Bucket;
-use sandhold_governor_driver::{Governor, LocalPlatform};
+use sandhold_governor_driver::{DeployedPlatform, Governor, TemplatesOf};
 use sandhold_store::Role;
+use sandhold_types::TemplateId;
 
 use crate::{ApiState, auth::Caller, error::ApiError};
 
@@ -23,6 +25,10 @@ pub(super) fn routes() -> Router<ApiState> {
         .route("/v1/leases", get(leases::list).post(leases::take))
         .route("/v1/lease-heartbeats", post(leases::beat))
         .route("/v1/lease-releases", post(leases::release))
+        .route("/v1/sandbox-runs", post(runs::begin))
+        .route("/v1/sandbox-runs/{id}", get(runs::get))
+        .route("/v1/sandbox-runs/{id}/events", get(runs::events))
+        .route("/v1/sandbox-runs/{id}/cancel", post(runs::cancel))
         .route("/v1/buckets", get(buckets::list))
         .route(
             "/v1/buckets/{namespace}/{env}",
@@ -34,9 +40,27 @@ pub(super) fn routes() -> Router<ApiState> {
         .route("/v1/reclaimer/rounds", post(reclaimer::round))
 }
 
-fn governor(state: &ApiState) -> Result<&Governor<LocalPlatform>, ApiError> {
+fn governor(state: &ApiState) -> Result<&Governor<DeployedPlatform>, ApiError> {
     let none = || ApiError::NotSupported(String::from("this route without a governor"));
     state.governor.as_ref().ok_or_else(none)
+}
+
+/// The template that is meant by an ID or a name in a bucket.
+fn template_of(
+    state: &ApiState,
+    governor: &Governor<DeployedPlatform>,
+    bucket: &Bucket,
+    reference: String,
+) -> Result<TemplateId, ApiError> {
+    let found = match governor.templates() {
+        TemplatesOf::Here => {
+            let found = state.templates.resolve(&bucket.namespace, &reference);
+            found.map(|template| template.id.clone())
+        }
+        // Whether there is such a one, only the service that makes the sandbox can tell.
+        TemplatesOf::Elsewhere => reference.parse().ok(),
+    };
+    found.ok_or(ApiError::TemplateNotFound(reference))
 }
 
 fn own_bucket(caller: &Caller) -> Bucket {

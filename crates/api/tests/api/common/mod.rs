@@ -13,7 +13,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use platform::{MemoryPlatform, MemoryTemplates};
 use sandhold_api::{ApiParts, ApiState, Settings, router};
-use sandhold_governor_driver::{Governor, LocalPlatform};
+use sandhold_governor_driver::{DeployedPlatform, Governor};
 use sandhold_store::{Bucket, KeyDigest, MemoryStore, NewKey, Role, Store};
 use sandhold_types::{Clock, Entropy, KeyId, ManualClock, SeededEntropy, Timestamp, Token};
 use serde_json::Value;
@@ -110,7 +110,7 @@ impl Api {
 
     /// One with a governor over its platform and by its clock.
     pub async fn governed(
-        governor: impl AsyncFnOnce(Arc<MemoryPlatform>, Arc<ManualClock>) -> Governor<LocalPlatform>,
+        governor: impl AsyncFnOnce(Arc<MemoryPlatform>, Arc<ManualClock>) -> Governor<DeployedPlatform>,
     ) -> Self {
         let store = Arc::new(MemoryStore::new());
         let build = async |platform, clock| Some(governor(platform, clock).await);
@@ -123,7 +123,7 @@ impl Api {
         governor: impl AsyncFnOnce(
             Arc<MemoryPlatform>,
             Arc<ManualClock>,
-        ) -> Option<Governor<LocalPlatform>>,
+        ) -> Option<Governor<DeployedPlatform>>,
     ) -> Self {
         let clock = Arc::new(ManualClock::new(START));
         let entropy: Arc<dyn Entropy> = Arc::new(SeededEntropy::new(1));

@@ -2,9 +2,7 @@
 local slot, bucket, owner, maker, lease = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local template, ttl = ARGV[7], ARGV[8]
 local direct = lease == ''
-local got = call('HMGET', books, 'g', 'r' .. slot, 'b' .. bucket)
-if not at_home(got[1]) then return 'elsewhere' end
-local own = unpacked(got[2])
+local own = record_of(slot)
 if own then
   if own[SANDBOX] == '' and own[CONDEMNED_AT] == '' and own[BUCKET] == bucket and own[OWNER] == owner
     and own[MAKER] == maker and (direct and own[MANAGED] == 'direct' or not direct and own[LEASE] == lease) then
@@ -12,8 +10,7 @@ if own then
   end
   if direct then return finish('busy') end
 end
-local b = got[3] and {match(got[3], BUCKET_PATTERN)}
-if b then buckets[bucket] = b end
+local b = bucket_of(bucket)
 local l = not direct and line_of(bucket, owner)
 
 local function take(_, r)
@@ -22,7 +19,8 @@ local function take(_, r)
   if not direct then
     tell(slot, r, 'lease', lease)
     r[LEASE], r[TEMPLATE], r[TTL], r[LEASE_BEAT] = lease, template, ttl, at
-    l.current, l.changed = slot, true
+    l.current = slot
+    touch(l)
   end
   count(bucket, 1)
   put(slot, r)
@@ -69,6 +67,7 @@ r[GENERATION] = mint()
 end_run(r)
 tell(current, r, 'lease', lease)
 r[LEASE], r[TEMPLATE], r[TTL], r[LEASE_BEAT] = lease, template, ttl, at
-l.current, l.changed = current, true
+l.current = current
+touch(l)
 put(current, r)
 return granted(current, r)

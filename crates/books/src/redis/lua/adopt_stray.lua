@@ -1,8 +1,6 @@
 -- slot, sandbox, bucket, owner, ends_at
 local slot, sandbox, bucket = ARGV[2], ARGV[3], ARGV[4]
-local got = call('HMGET', books, 'g', 'r' .. slot, 'b' .. bucket)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 if r then
   local still_made = r[MAKER] ~= '' and since(r[MAKING_SINCE]) < BLACK
   if r[SANDBOX] ~= '' or still_made then return finish('busy') end
@@ -11,7 +9,7 @@ if r then
   put(slot, r)
   return finish('done')
 end
-local b = {match(got[3] or '  0', BUCKET_PATTERN)}
+local b = bucket_of(bucket)
 local room = b[QUOTA] ~= '' and b[QUOTA] - b[USED_HERE] > 0 and (g[CAP] == '' or g[USED] + 0 < g[CAP] + 0)
 local counted = room or g[SETTLING] ~= ''
 r = {bucket, ARGV[5], 'governor', mint(), '', '', sandbox, '', '', '', '', '', '', '', '', '', '', '', '', '', '', '',

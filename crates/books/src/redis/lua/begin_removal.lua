@@ -1,15 +1,12 @@
 -- slot, generation, by, ground, seen
 local slot, by, ground = ARGV[2], ARGV[4], ARGV[5]
-local got = call('HMGET', books, 'g', 'r' .. slot)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 if not r then return finish('unknown') end
 if r[CONDEMNED_AT] == '' then
   -- The last look, in the same step as the condemnation.
   if g[SETTLING] ~= '' then return finish('refused', 'recovering') end
   if r[GENERATION] ~= ARGV[3] then return finish('refused', 'generation-changed') end
-  local b = {match(call('HGET', books, 'b' .. r[BUCKET]) or '  0', BUCKET_PATTERN)}
-  local found, colour = verdict(r, ARGV[6], b[RETENTION])
+  local found, colour = verdict(r, ARGV[6], bucket_of(r[BUCKET])[RETENTION])
   if found ~= ground then
     if found or colour == 'white' then return finish('refused', 'no-ground') end
     return finish('refused', colour)

@@ -1,8 +1,6 @@
 -- slot
 local slot = ARGV[2]
-local got = call('HMGET', books, 'g', 'r' .. slot)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 local others = g[AWAKE_ALL] - (r and r[AWAKE] == '1' and 1 or 0)
 if others >= AWAKE_MAX then return finish('no-wake-budget') end
 if not r or r[CONDEMNED_AT] == '' then return finish('unknown') end

@@ -1,8 +1,6 @@
 -- slot, generation, sandbox, ends_at
 local slot, generation, sandbox = ARGV[2], ARGV[3], ARGV[4]
-local got = call('HMGET', books, 'g', 'r' .. slot)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 if not r or r[SANDBOX] ~= '' and r[SANDBOX] ~= sandbox then return finish('unknown') end
 local by_its_maker = r[GENERATION] == generation or r[CONDEMNED_GENERATION] == generation
 if r[SANDBOX] == '' and not by_its_maker then return finish('unknown') end

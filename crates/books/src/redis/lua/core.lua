@@ -1,13 +1,15 @@
--- What every verb begins and ends with. Names in capitals are numbers that the loader puts in: places
--- in a packed value, and the rules. Everything is read first and written at the end in one go.
+-- What every verb works with. Names in capitals are numbers that the loader puts in: places in a packed
+-- value, and the rules. What steps read is read once for all of them and kept here; what they change is
+-- written down in one go when the last is done.
 local call, match, find, sub, gsub = redis.call, string.match, string.find, string.sub, string.gsub
 local concat, format = table.concat, string.format
 local books = KEYS[1]
 
 local at = format('%.0f', now)
 local g, g_changed = nil, false
-local buckets, lines = {}, {}
-local changed, gone = {}, {}
+local buckets, lines, records = {}, {}, {}
+local changed, touched = {}, {}
+local gone = {}
 local tales, tale_of = {}, {}
 
 local function int(n) return format('%.0f', n) end
@@ -27,11 +29,44 @@ end
 
 local function unpacked(text) return text and {match(text, RECORD_PATTERN)} end
 
-local function record_of(slot) return unpacked(call('HGET', books, 'r' .. slot)) end
+-- The record of a slot, or false.
+local function record_of(slot)
+  local r = records[slot]
+  if r == nil then
+    r = unpacked(call('HGET', books, 'r' .. slot))
+    records[slot] = r
+  end
+  return r
+end
+
+-- A bucket; one that was never set has no quota and counts all the same.
+local function bucket_of(bucket)
+  local b = buckets[bucket]
+  if not b then
+    b = {match(call('HGET', books, 'b' .. bucket) or '  0', BUCKET_PATTERN)}
+    buckets[bucket] = b
+  end
+  return b
+end
+
+local function line_from(key, text)
+  local l = {key = key, known = text and true or false}
+  l.current, l.sealed = match(text or '', '^([^\t]*)(.*)$')
+  lines[key] = l
+  return l
+end
+
+local function touch(l)
+  l.known = true
+  if not l.touched then
+    l.touched = true
+    touched[#touched + 1] = l
+  end
+end
 
 local function put(slot, r)
-  changed[#changed + 1] = 'r' .. slot
-  changed[#changed + 1] = concat(r, ' ')
+  records[slot] = r
+  changed[slot] = true
 end
 
 local function tell(slot, r, what, one, two)
@@ -41,11 +76,7 @@ end
 
 -- Counts how many places of a bucket, and of all, are filled.
 local function count(bucket, by)
-  local b = buckets[bucket]
-  if not b then
-    b = {match(call('HGET', books, 'b' .. bucket) or '  0', BUCKET_PATTERN)}
-    buckets[bucket] = b
-  end
+  local b = bucket_of(bucket)
   b[USED_HERE] = int(b[USED_HERE] + by)
   g[USED] = int(g[USED] + by)
   b.changed, g_changed = true, true
@@ -60,25 +91,8 @@ local function mint()
   return g[NEWEST]
 end
 
+-- Ends a step: its trail is written, what it changed waits for the others.
 local function finish(...)
-  for bucket, b in pairs(buckets) do
-    if b.changed then
-      changed[#changed + 1] = 'b' .. bucket
-      changed[#changed + 1] = concat(b, ' ')
-    end
-  end
-  if g_changed then
-    changed[#changed + 1] = 'g'
-    changed[#changed + 1] = concat(g, ' ')
-  end
-  if #changed > 0 then call('HSET', books, unpack(changed)) end
-  for key, l in pairs(lines) do
-    if l.changed and l.current ~= '' then
-      call('SET', key, l.current .. l.sealed)
-    elseif l.changed then
-      call('SET', key, l.sealed, 'PX', LINE_KEPT)
-    end
-  end
   local tale, unmade = 1, gone[2] == '' and gone[1]
   while tale <= #tales do
     local last = tale
@@ -89,7 +103,6 @@ local function finish(...)
     tale = last + 1
   end
   for i = 1, #gone, 2 do
-    call('HDEL', books, 'r' .. gone[i])
     if gone[i + 1] == '' then
       -- Nothing was made, so nobody can ask for it.
       call('DEL', books .. ':a:' .. gone[i])
@@ -98,5 +111,45 @@ local function finish(...)
       call('PEXPIRE', books .. ':s:' .. gone[i + 1], AUDIT_KEPT)
     end
   end
-  return concat({at, ...}, ' ') .. '\n' .. concat(tales, '\n')
+  local said = concat({at, ...}, ' ') .. '\n' .. concat(tales, '\n')
+  if #gone > 0 then gone = {} end
+  if #tales > 0 then tales, tale_of = {}, {} end
+  return said
+end
+
+-- Writes down what the steps changed.
+local function write_down()
+  local set, del = {}, {}
+  for slot in pairs(changed) do
+    local r = records[slot]
+    if r then
+      set[#set + 1] = 'r' .. slot
+      set[#set + 1] = concat(r, ' ')
+    else
+      del[#del + 1] = 'r' .. slot
+    end
+  end
+  for bucket, b in pairs(buckets) do
+    if b.changed then
+      set[#set + 1] = 'b' .. bucket
+      set[#set + 1] = concat(b, ' ')
+      b.changed = false
+    end
+  end
+  if g_changed then
+    set[#set + 1] = 'g'
+    set[#set + 1] = concat(g, ' ')
+    g_changed = false
+  end
+  if #set > 0 then call('HSET', books, unpack(set)) end
+  if #del > 0 then call('HDEL', books, unpack(del)) end
+  for _, l in ipairs(touched) do
+    l.touched = false
+    if l.current ~= '' then
+      call('SET', l.key, l.current .. l.sealed)
+    else
+      call('SET', l.key, l.sealed, 'PX', LINE_KEPT)
+    end
+  end
+  changed, touched = {}, {}
 end

@@ -1,8 +1,8 @@
 -- highest, settled_from
-if not at_home(call('HGET', books, 'g')) then return 'elsewhere' end
 if g[SETTLING] == '' then return finish('done') end
 local from = math.min(g[SETTLING] + SETTLE, FAR_FUTURE)
 local settled = ARGV[3] + 0 >= from
+write_down()
 local all = call('HGETALL', books)
 for i = 1, #all, 2 do
   if sub(all[i], 1, 1) == 'r' then

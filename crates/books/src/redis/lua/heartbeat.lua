@@ -1,6 +1,4 @@
 -- bucket, owner, lease, generation, ends_at
-local g_text = call('HGET', books, 'g')
-if not at_home(g_text) then return 'elsewhere' end
 local l = line_of(ARGV[2], ARGV[3])
 if l.current == '' then return finish('stale', '') end
 local slot = l.current

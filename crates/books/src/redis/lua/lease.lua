@@ -3,10 +3,7 @@ local function line_of(bucket, owner)
   local key = books .. ':l:' .. bucket .. ' ' .. owner
   local l = lines[key]
   if not l then
-    local text = call('GET', key)
-    l = {known = text and true or false}
-    l.current, l.sealed = match(text or '', '^([^\t]*)(.*)$')
-    lines[key] = l
+    l = line_from(key, call('GET', key))
   end
   return l
 end
@@ -38,7 +35,7 @@ local function detach(slot, r, how)
     tell(slot, r, 'sealed', lease, how)
     seal(l, lease, how)
   end
-  l.changed = true
+  touch(l)
 end
 
 local function end_run(r) r[RUN], r[RUN_REPLICA], r[RUN_BEAT], r[RUN_CANCELLED] = '', '', '', '' end
@@ -71,6 +68,7 @@ local function remove(slot, r, evidence)
   if r[AWAKE] == '1' then g[AWAKE_ALL] = int(g[AWAKE_ALL] - 1); g_changed = true end
   gone[#gone + 1] = slot
   gone[#gone + 1] = r[SANDBOX]
+  put(slot, false)
 end
 
 local function granted(slot, r)

@@ -1,8 +1,6 @@
 -- slot, seen: it renews no root
 local slot = ARGV[2]
-local got = call('HMGET', books, 'g', 'r' .. slot)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 if not r then return finish('unknown') end
 r[SEEN_AT] = at
 if ARGV[3] == 'running' then

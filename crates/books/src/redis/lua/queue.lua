@@ -26,16 +26,15 @@ end
 local function admissible_before(sequence)
   local admissible = 0
   for _, bucket in ipairs(call('HKEYS', books .. ':n')) do
-    local b = {match(call('HGET', books, 'b' .. bucket), BUCKET_PATTERN)}
     local before = call('ZCOUNT', books .. ':q:' .. bucket, '-inf', '(' .. sequence)
-    admissible = admissible + math.min(free_in(b), before)
+    admissible = admissible + math.min(free_in(bucket_of(bucket)), before)
   end
   return admissible
 end
 
 -- Takes a slot, or a place in the queue. `b` is what the bucket may have, `r` the record to be.
 local function admit(slot, b, r, taken, take)
-  if not b or b[QUOTA] == '' then return finish('unknown-bucket') end
+  if b[QUOTA] == '' then return finish('unknown-bucket') end
   if g[SETTLING] ~= '' then return finish('recovering') end
   if taken then return finish('busy') end
   local bucket, mine, ahead, admissible = r[BUCKET], false, 0, 0

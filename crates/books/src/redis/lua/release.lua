@@ -1,6 +1,5 @@
 -- bucket, owner, lease
 local lease = ARGV[4]
-if not at_home(call('HGET', books, 'g')) then return 'elsewhere' end
 local l = line_of(ARGV[2], ARGV[3])
 if not l.known then return finish('unknown') end
 if sealed_how(l, lease) == 'r' then return finish('released', '') end
@@ -9,7 +8,7 @@ local r = slot ~= '' and record_of(slot)
 if not r or r[LEASE] ~= lease then
   -- It seals that one generation and never falls back to the current one.
   seal(l, lease, 'm')
-  l.changed = true
+  touch(l)
   return finish('stale', r and r[GENERATION] or '')
 end
 condemn(slot, r, '', 'released')

@@ -1,8 +1,6 @@
 -- slot, by, awake
 local slot = ARGV[2]
-local got = call('HMGET', books, 'g', 'r' .. slot)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 if not r then return finish('unknown') end
 if r[LOCK_BY] == ARGV[3] then r[LOCK_BY], r[LOCK_AT] = '', '' end
 if r[CONDEMNED_AT] ~= '' then

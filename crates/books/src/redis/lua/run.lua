@@ -1,8 +1,6 @@
 -- begin | beat | claim | cancel | end | lock | unlock, slot, then run, replica, generation or keep
 local act, slot, run, replica, last = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local got = call('HMGET', books, 'g', 'r' .. slot)
-if not at_home(got[1]) then return 'elsewhere' end
-local r = unpacked(got[2])
+local r = record_of(slot)
 if act == 'unlock' then
   if not r then return finish('unknown') end
   if r[LOCK_BY] == replica then
