@@ -35,8 +35,8 @@ const DEADLINE_GRACE: Duration = Duration::from_secs(600);
 const MARK: &str = "SANDHOLD_RUN";
 /// The exit code of a process whose shell was killed with it.
 const KILLED: i32 = 137;
-/// The longest text in a file of an exit code.
-const EXIT_BYTES_MAX: usize = 64;
+/// The longest answer to a look for an exit code; that there is none yet is said in a few words too.
+const EXIT_BYTES_MAX: usize = 16 * 1024;
 
 /// $0 is the run's directory, the rest the command.
 const LAUNCH: &str = r#"umask 077; mkdir -p "$0" || exit 125

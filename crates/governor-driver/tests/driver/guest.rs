@@ -105,7 +105,14 @@ impl Guest {
         }
         match self.files.get(path) {
             Some(content) => ok(content.clone()),
-            None => said(StatusCode::NOT_FOUND, "{}"),
+            None => {
+                // As many words as the real one uses.
+                let words = format!("{path}: No such file or directory (os error 2)");
+                said(
+                    StatusCode::NOT_FOUND,
+                    json!({ "message": words }).to_string(),
+                )
+            }
         }
     }
 
@@ -161,6 +168,11 @@ impl Guest {
     /// The process writes into its workspace.
     pub(crate) fn writes(&mut self, name: &str, content: &str) {
         self.put(&format!("{HOME}/{name}"), content.to_owned());
+    }
+
+    /// The process and whoever waits for it are killed: nobody writes its exit code.
+    pub(crate) fn is_killed(&mut self) {
+        self.process.take().expect("a process");
     }
 
     /// The process ends.

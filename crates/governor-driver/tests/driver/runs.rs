@@ -163,6 +163,16 @@ async fn a_run_writes_its_files_tells_its_artifacts_and_leaves_nothing() {
 }
 
 #[tokio::test]
+async fn a_process_that_was_killed_with_its_shell_has_ended_too() {
+    let world = world(1).await;
+    let run = world.start(ask("o")).await;
+    world.until_launched(&run).await;
+    world.guest(Guest::is_killed);
+    let told = world.until(&run, 0, "completed").await;
+    assert_eq!(told.last().unwrap().data["exit_code"], 137);
+}
+
+#[tokio::test]
 async fn whoever_attaches_later_misses_nothing() {
     let world = world(1).await;
     let run = world.start(ask("o")).await;
