@@ -271,6 +271,8 @@ impl World {
                     && here.generation == grant.generation
                 {
                     here.paused_since = here.paused_since.or(Some(now));
+                    // Who wakes and sleeps again between two looks is not seen to have woken.
+                    here.asleep_first = here.asleep_first.or(here.paused_since);
                 }
             }
         }

@@ -153,10 +153,14 @@ impl Task for MakingSettlement {
     }
 }
 
-/// Gives a sandbox without a record one.
+/// Gives a sandbox without a record one, if it is still there.
+///
+/// The listing was taken before the books were read: what was removed in between, by whomever, is listed
+/// and has no record. Asked for after that, it says that it is gone.
 #[derive(Debug)]
 pub struct Adoption {
     listed: Option<Listed>,
+    asked: bool,
 }
 
 impl Adoption {
@@ -165,15 +169,24 @@ impl Adoption {
     pub fn new(listed: Listed) -> Self {
         Self {
             listed: Some(listed),
+            asked: false,
         }
     }
 }
 
 impl Task for Adoption {
-    fn step(&mut self, _: Input, _: Timestamp) -> Effect {
-        match self.listed.take() {
-            Some(listed) => Effect::Store(adopt(listed)),
-            None => Effect::Done(Outcome::Settled),
+    fn step(&mut self, input: Input, _: Timestamp) -> Effect {
+        let Some(listed) = &self.listed else {
+            return Effect::Done(Outcome::Settled);
+        };
+        if !self.asked {
+            self.asked = true;
+            return Effect::Platform(Call::Ask(listed.sandbox.clone()));
+        }
+        match (input, self.listed.take()) {
+            (Input::Platform(Ok(_)), Some(listed)) => Effect::Store(adopt(listed)),
+            (Input::Platform(Err(CallError::NotFound)), _) => Effect::Done(Outcome::Settled),
+            _ => Effect::Done(Outcome::NotYet("nobody says whether it is there")),
         }
     }
 }
@@ -185,5 +198,44 @@ fn adopt(listed: Listed) -> Verb {
         bucket: listed.bucket,
         owner: listed.owner,
         ends_at: listed.ends_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{colour::Seen, ids::Bucket};
+
+    fn stray() -> Listed {
+        Listed {
+            sandbox: "sandboxsandboxsandbo".parse().unwrap(),
+            slot: "slot".parse().unwrap(),
+            bucket: Bucket {
+                namespace: "writer".parse().unwrap(),
+                env: "prod".parse().unwrap(),
+            },
+            owner: "o".parse().unwrap(),
+            seen: Seen::Running,
+            ends_at: Timestamp::FAR_FUTURE,
+            generation: sandhold_types::Generation(1),
+        }
+    }
+
+    #[test]
+    fn what_was_removed_since_the_listing_gets_no_record() {
+        // R-G11: a listing is evidence, not truth.
+        let now = Timestamp::from_unix_ms(1);
+        for (answer, is_adopted) in [
+            (Ok(Reply::State(Seen::Running)), true),
+            (Err(CallError::NotFound), false),
+            (Err(CallError::NoAnswer), false),
+        ] {
+            let mut task = Adoption::new(stray());
+            let ask = task.step(Input::Go, now);
+            assert!(matches!(ask, Effect::Platform(Call::Ask(_))));
+            let next = task.step(Input::Platform(answer), now);
+            let adopts = matches!(next, Effect::Store(Verb::AdoptStray { .. }));
+            assert_eq!(adopts, is_adopted, "{next:?}");
+        }
     }
 }
