@@ -52,6 +52,17 @@ impl Lifetime {
         }
     }
 
+    /// The same lifetime, begun this much later: a fixed end moves, a window begins anyway.
+    #[must_use]
+    pub fn begun_later(mut self, by: Duration) -> Self {
+        if let Clocking::Deadline { end } = &mut self.clocking
+            && *end != Timestamp::FAR_FUTURE
+        {
+            *end = end.plus(by);
+        }
+        self
+    }
+
     /// Whether it is over at `now`.
     #[must_use]
     pub fn is_over(&self, last_activity: Timestamp, now: Timestamp) -> bool {
@@ -65,6 +76,27 @@ mod tests {
 
     fn at(ms: u64) -> Timestamp {
         Timestamp::from_unix_ms(ms)
+    }
+
+    #[test]
+    fn what_begins_later_ends_later() {
+        // R-L6
+        let begun_later = |clocking| {
+            let on_timeout = OnTimeout::Kill;
+            let lifetime = Lifetime {
+                clocking,
+                on_timeout,
+            };
+            lifetime.begun_later(Duration::from_millis(7)).clocking
+        };
+        let fixed = |end| Clocking::Deadline { end };
+        assert_eq!(begun_later(fixed(at(100))), fixed(at(107)));
+        let never = fixed(Timestamp::FAR_FUTURE);
+        assert_eq!(begun_later(never), never);
+        let idle = Clocking::Idle {
+            window_ms: Some(50),
+        };
+        assert_eq!(begun_later(idle), idle);
     }
 
     #[test]

@@ -185,8 +185,9 @@ impl Job {
             .gate
             .enter(&bucket, half_way(self.deadline))
             .await?;
+        let asked = self.state.clock.now();
         let wanted = self.copy_of(snapshot);
-        carry_out(self.state.clone(), wanted, self.deadline, turn).await
+        carry_out(self.state.clone(), wanted, asked, self.deadline, turn).await
     }
 
     /// The source again, with a life of its own.

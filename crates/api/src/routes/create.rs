@@ -10,7 +10,7 @@ use axum::{
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sandhold_platform::{CreateSandbox, SandboxView};
 use sandhold_store::{Bucket, Fingerprint, IdempotencyScope};
-use sandhold_types::Deadline;
+use sandhold_types::{Deadline, Timestamp};
 use tracing::Instrument;
 
 use super::{
@@ -72,12 +72,13 @@ async fn create(
 ) -> Result<Response, ApiError> {
     let deadline = meta.deadline(state.settings.budgets.create);
     let wanted: CreateBody = parse_body(body)?;
+    let asked = state.clock.now();
     let request = wanted.into_request(CreateContext {
         generation,
         dialect: meta.dialect,
         owner: caller.owner(),
         request: meta.id.clone(),
-        now: state.clock.now(),
+        now: asked,
         limits: &state.settings.limits,
         defaults: state.settings.default_lifetimes,
         domain: state.settings.public_domain.as_deref(),
@@ -94,13 +95,13 @@ async fn create(
     let made = match idempotency_key {
         None => {
             let turn = state.gate.enter(&bucket, half_way(deadline)).await?;
-            let work = carry_out(state.clone(), request, deadline, turn);
+            let work = carry_out(state.clone(), request, asked, deadline, turn);
             to_its_end(async { work.await.map(Made::Now) }).await?
         }
         Some(key) => {
             let fingerprint = idempotency::fingerprint(route(generation), body);
             let scope = IdempotencyScope { bucket, key };
-            let work = create_once(state.clone(), request, deadline, scope, fingerprint);
+            let work = create_once(state.clone(), request, asked, deadline, scope, fingerprint);
             to_its_end(work).await?
         }
     };
@@ -133,13 +134,20 @@ pub(super) async fn to_its_end<T: Send + 'static>(
     task.await.unwrap_or(Err(ApiError::Panicked))
 }
 
+/// Takes a slot and makes the sandbox, in the turn that the caller has.
+///
+/// Its lifetime was counted from when it was `asked` for; what it waited for its turn and its slot
+/// does not shorten it.
 pub(super) async fn carry_out(
     state: ApiState,
-    request: CreateSandbox,
+    mut request: CreateSandbox,
+    asked: Timestamp,
     deadline: Deadline,
     _turn: Turn,
 ) -> Result<Arc<SandboxView>, ApiError> {
     let slot = direct::admit(&state, &request.owner, half_way(deadline)).await?;
+    let waited = state.clock.now().since(asked);
+    request.lifetime = request.lifetime.begun_later(waited);
     let creating = state.platform.create(request, deadline);
     let made = within(deadline, "creating the sandbox", creating).await;
     direct::settle(&state, slot, made.as_deref()).await;
@@ -149,6 +157,7 @@ pub(super) async fn carry_out(
 async fn create_once(
     state: ApiState,
     request: CreateSandbox,
+    asked: Timestamp,
     deadline: Deadline,
     scope: IdempotencyScope,
     fingerprint: Fingerprint,
@@ -158,7 +167,7 @@ async fn create_once(
         Claimed::Made(view) => return Ok(Made::Before(view)),
         Claimed::Fresh(generation) => generation,
     };
-    match enter_and_carry_out(&state, request, deadline, &scope.bucket).await {
+    match enter_and_carry_out(&state, request, asked, deadline, &scope.bucket).await {
         Ok(view) => {
             idempotency::complete(&state, &scope, generation, &view.id).await?;
             Ok(Made::Now(view))
@@ -177,9 +186,10 @@ async fn create_once(
 async fn enter_and_carry_out(
     state: &ApiState,
     request: CreateSandbox,
+    asked: Timestamp,
     deadline: Deadline,
     bucket: &Bucket,
 ) -> Result<Arc<SandboxView>, ApiError> {
     let turn = state.gate.enter(bucket, half_way(deadline)).await?;
-    carry_out(state.clone(), request, deadline, turn).await
+    carry_out(state.clone(), request, asked, deadline, turn).await
 }
