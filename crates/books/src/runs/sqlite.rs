@@ -20,7 +20,10 @@ use super::{
     Append, ENDED_KEPT, ENTRIES_MAX, Ending, Entry, LOG_BYTES_MAX, Opened, Place, READ_ENTRIES_MAX,
     RunState, Written, place,
 };
-use crate::sqlite::SqliteBooksError;
+use crate::sqlite::{
+    SqliteBooksError,
+    owned::{self, Synced},
+};
 
 /// The version of the schema that this program writes.
 const VERSION: i64 = 1;
@@ -48,35 +51,7 @@ impl SqliteRuns {
     /// # Errors
     /// It cannot be opened, another process has it, or it is of a newer version.
     pub fn open_file(path: &Path, clock: Arc<dyn Clock>) -> Result<Self, SqliteBooksError> {
-        let cannot_open = |source| SqliteBooksError::Open {
-            path: path.to_owned(),
-            source,
-        };
-        let connection = Connection::open(path).map_err(cannot_open)?;
-        connection
-            .execute_batch(
-                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; \
-                 PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE; COMMIT;",
-            )
-            .map_err(cannot_open)?;
-        let found: i64 = connection
-            .query_row("PRAGMA user_version", [], |row| row.get(0))
-            .map_err(cannot_open)?;
-        match found {
-            0 => connection
-                .execute_batch(&format!(
-                    "BEGIN; {} PRAGMA user_version = {VERSION}; COMMIT;",
-                    include_str!("schema.sql")
-                ))
-                .map_err(cannot_open)?,
-            VERSION => {}
-            _ => {
-                return Err(SqliteBooksError::Newer {
-                    found,
-                    known: VERSION,
-                });
-            }
-        }
+        let connection = owned::open(path, Synced::Later, include_str!("schema.sql"), VERSION)?;
         Ok(Self {
             connection: Arc::new(Mutex::new(connection)),
             clock,

@@ -19,7 +19,10 @@ use sandhold_governor::{
 };
 use sandhold_types::{Generation, SandboxId, Timestamp};
 
-use super::SqliteBooksError;
+use super::{
+    SqliteBooksError,
+    owned::{self, Synced},
+};
 use crate::text::{self, Unreadable};
 
 /// The version of the schema that this program writes; kept in the file's `user_version`.
@@ -243,37 +246,8 @@ fn read_mark(path: &Path) -> std::io::Result<Option<u64>> {
 }
 
 fn connect(path: &Path) -> Result<Connection> {
-    let cannot_open = |source| SqliteBooksError::Open {
-        path: path.to_owned(),
-        source,
-    };
-    let connection = Connection::open(path).map_err(cannot_open)?;
+    let connection = owned::open(path, Synced::AtCommit, include_str!("schema.sql"), VERSION)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT_MAX);
-    connection
-        // EXCLUSIVE: what is in memory is the truth only if nobody else writes.
-        .execute_batch(
-            "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; \
-             BEGIN IMMEDIATE; COMMIT;",
-        )
-        .map_err(cannot_open)?;
-    let found: i64 = connection
-        .query_row("PRAGMA user_version", [], |row| row.get(0))
-        .map_err(cannot_open)?;
-    match found {
-        0 => connection
-            .execute_batch(&format!(
-                "BEGIN; {} PRAGMA user_version = {VERSION}; COMMIT;",
-                include_str!("schema.sql")
-            ))
-            .map_err(cannot_open)?,
-        VERSION => {}
-        _ => {
-            return Err(SqliteBooksError::Newer {
-                found,
-                known: VERSION,
-            });
-        }
-    }
     Ok(connection)
 }
 

@@ -18,6 +18,7 @@
 //! - One process has the file, by SQLite's own exclusive lock.
 
 mod file;
+pub(crate) mod owned;
 
 use std::{
     path::{Path, PathBuf},
