@@ -2,6 +2,7 @@
 //! between as possible.
 
 use std::{
+    io::{BufRead as _, BufReader, Read as _},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -227,6 +228,55 @@ impl Client {
             }
         }
         bail!("no result in {text}")
+    }
+
+    /// Starts a command in the sandbox and waits until its agent says that it was started.
+    pub(crate) fn start(&self, sandbox: &Sandbox, command: &[&str]) -> anyhow::Result<()> {
+        let (program, arguments) = command.split_first().context("no command")?;
+        let message = json!({"process": {"cmd": program, "args": arguments}, "stdin": false});
+        let message = message.to_string();
+        let length = u32::try_from(message.len())?.to_be_bytes();
+        let body = [&[0][..], &length, message.as_bytes()].concat();
+        let [id, port] = sandbox.agent_headers();
+        let request = ureq::http::Request::post(format!("{}/process.Process/Start", self.url))
+            .header("x-access-token", &sandbox.token)
+            .header("content-type", "application/connect+json")
+            .header("connect-protocol-version", "1")
+            .header(id.0, id.1)
+            .header(port.0, port.1);
+        let mut response = self.agent.run(request.body(body)?)?;
+        let mut prefix = [0; 5];
+        let mut stream = response.body_mut().as_reader();
+        stream.read_exact(&mut prefix)?;
+        let [_, length @ ..] = prefix;
+        let mut event = vec![0; usize::try_from(u32::from_be_bytes(length))?];
+        stream.read_exact(&mut event)?;
+        let event: Value = serde_json::from_slice(&event)?;
+        let pid = event["event"]["start"]["pid"].as_u64();
+        ensure!(pid.is_some(), "the agent said {event}");
+        Ok(())
+    }
+
+    /// Runs what is asked; `hear` is told the kind of each event as it comes. The data of `completed`.
+    pub(crate) fn run(&self, ask: &Value, mut hear: impl FnMut(&str)) -> anyhow::Result<Value> {
+        let request = ureq::http::Request::post(format!("{}/v1/sandbox-runs", self.url))
+            .header("x-api-key", &self.key)
+            .header("content-type", "application/json");
+        let mut response = self.agent.run(request.body(ask.to_string())?)?;
+        let mut kind = String::new();
+        for line in BufReader::new(response.body_mut().as_reader()).lines() {
+            let line = line?;
+            if let Some(event) = line.strip_prefix("event: ") {
+                event.clone_into(&mut kind);
+                hear(&kind);
+            }
+            match line.strip_prefix("data: ") {
+                Some(data) if kind == "completed" => return Ok(serde_json::from_str(data)?),
+                Some(data) if kind == "error" => bail!("a run ended: {data}"),
+                _ => {}
+            }
+        }
+        bail!("a run did not tell its end")
     }
 
     /// Removes a sandbox.

@@ -6,6 +6,7 @@ mod client;
 mod cold;
 mod figures;
 mod idle;
+mod runs;
 mod sleep;
 mod travel;
 
@@ -83,6 +84,9 @@ fn main() -> anyhow::Result<ExitCode> {
     }
     if wanted("sleepers") {
         sleep::sleepers(arguments.sleepers, &client, &mut report)?;
+    }
+    if wanted("runs") {
+        runs::overhead(arguments.samples, &client, &mut report)?;
     }
     let table = report.to_markdown();
     if let Some(path) = &arguments.into {

@@ -117,6 +117,10 @@ impl Guests for DeployedPlatform {
         }
     }
 
+    fn ending(&self, sandbox: &SandboxId) -> Option<String> {
+        self.here.ending(sandbox)
+    }
+
     async fn extend(
         &self,
         sandbox: &SandboxId,

@@ -63,6 +63,11 @@ pub trait Guests: Send + Sync {
         request: GuestRequest,
     ) -> impl Future<Output = Result<GuestAnswer, CallError>> + Send;
 
+    /// Why a sandbox that is gone has ended, in words, if that is known here (R-L12).
+    fn ending(&self, _sandbox: &SandboxId) -> Option<String> {
+        None
+    }
+
     /// Its holder is alive: where a sandbox's life is a clock, the clock is moved, and where it ends
     /// then is answered. `None` where its life is its lease's.
     ///

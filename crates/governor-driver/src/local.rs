@@ -355,6 +355,11 @@ impl Guests for LocalPlatform {
         request.headers.push((ACCESS_TOKEN, token));
         guest::send(stream, "sandbox", request).await
     }
+
+    fn ending(&self, sandbox: &SandboxId) -> Option<String> {
+        let ended = self.platform.get(sandbox)?.ended.clone()?;
+        Some(ended.reason.to_string())
+    }
 }
 
 impl DirectSandboxes for LocalPlatform {

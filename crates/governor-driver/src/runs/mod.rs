@@ -24,7 +24,10 @@ mod workload;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -138,6 +141,8 @@ pub enum Cancelled {
     Asked,
     /// It has ended.
     EndedBefore,
+    /// Another replica still gets it a sandbox: nobody can tell it yet.
+    TooEarly,
     /// There is no such run of that owner.
     Unknown,
     /// It is under another lease.
@@ -174,10 +179,19 @@ impl RunInfo {
 /// A run that is executed here.
 #[derive(Debug, Default)]
 struct Here {
-    /// Somebody asks for its end.
+    /// Somebody asked for its end, however early.
+    is_cancelled: AtomicBool,
+    /// Somebody asks for its end now.
     cancel: Notify,
     /// It told something.
     told: Notify,
+}
+
+impl Here {
+    fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Release);
+        self.cancel.notify_one();
+    }
 }
 
 /// The runs that this process executes.
@@ -417,6 +431,9 @@ impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
                 tracing::warn!(%run, "another replica has the run");
                 return;
             }
+            if executed.here.is_cancelled.load(Ordering::Acquire) {
+                task.cancel();
+            }
             input = match task.step(input, drive.now()) {
                 Effect::Store(verb) => {
                     if matches!(verb, Verb::RunHeartbeat { .. }) {
@@ -432,7 +449,7 @@ impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
                 Effect::Sleep(time) => {
                     tokio::select! {
                         () = tokio::time::sleep(time) => {}
-                        () = executed.here.cancel.notified() => task.cancel(),
+                        () = executed.here.cancel.notified() => {}
                     }
                     Input::Go
                 }
@@ -540,12 +557,17 @@ impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
         if info.ending == Ending::Closed {
             return Ok(Cancelled::EndedBefore);
         }
-        if let Some((slot, ..)) = info.head.names() {
-            let run = run.clone();
-            self.step(Verb::CancelRun { slot, run }).await?;
+        let here = self.shared.runs.find(run);
+        match (info.head.names(), &here) {
+            (Some((slot, ..)), _) => {
+                let run = run.clone();
+                self.step(Verb::CancelRun { slot, run }).await?;
+            }
+            (None, Some(_)) => {}
+            (None, None) => return Ok(Cancelled::TooEarly),
         }
-        if let Some(here) = self.shared.runs.find(run) {
-            here.cancel.notify_one();
+        if let Some(here) = here {
+            here.cancel();
         }
         Ok(Cancelled::Asked)
     }

@@ -2,21 +2,21 @@
 //!
 //! ```text
 //!   WriteFiles ─▶ workspace, files, context          /tmp/.sandhold-runs/<work>/
-//!   Launch ─────▶ sh: command > stdout 2> stderr       stdout  stderr
-//!                     exit code ─▶ exit ──────────────▶ exit        context.json
+//!   Launch ─────▶ sh: command > stdout 2> stderr       stdout  stderr  context.json
+//!                     exit code ─▶ exit.new, renamed ─▶ exit
 //!   ReadArtifacts ▶ list, what is due is read, kept until it is told
 //!   ReadExit ───▶ exit, or no such process and no exit: killed
 //!   KillProcesses ▶ what has the run's mark in its environment, until nothing has
 //! ```
 //!
 //! The process is under a shell of ours that writes its exit code into a file: so it can be read by
-//! whoever goes on with the run, whenever. The file has its size from the beginning, so that a full
-//! disk cannot keep the code from being written.
+//! whoever goes on with the run, whenever. The file has its size before the process starts, so that a
+//! disk that is full is told as that, and one that the process fills keeps no code from being written.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
-use sandhold_governor::{Call, CallError, Reply, ids::RunId, rules::Rules};
+use sandhold_governor::{Call, CallError, Platform, Reply, ids::RunId, rules::Rules};
 use sandhold_types::{Generation, SandboxId};
 use serde_json::json;
 
@@ -38,9 +38,11 @@ const KILLED: i32 = 137;
 /// The longest answer to a look for an exit code; that there is none yet is said in a few words too.
 const EXIT_BYTES_MAX: usize = 16 * 1024;
 
-/// $0 is the run's directory, the rest the command.
-const LAUNCH: &str = r#"umask 077; mkdir -p "$0" || exit 125
-printf '...\n' >"$0/exit.new" || exit 125
+/// As many bytes as an exit code will have.
+const NO_EXIT_YET: &[u8] = b"...\n";
+
+/// $0 is the run's directory, which has `exit.new`; the rest is the command.
+const LAUNCH: &str = r#"umask 077
 "$@" >"$0/stdout" 2>"$0/stderr"; code=$?
 printf '%03d\n' "$code" 1<>"$0/exit.new" && mv "$0/exit.new" "$0/exit""#;
 
@@ -52,6 +54,27 @@ const KILL: &str = r#"for round in 1 2 3 4 5 6 7 8 9 10; do
   sleep 0.1
 done
 exit 1"#;
+
+/// A sandbox whose agent breaks off may be gone; its platform knows, and maybe why (R-L10, R-L12).
+async fn settled<P: Guests + Platform>(
+    trouble: Trouble,
+    platform: &P,
+    sandbox: &SandboxId,
+) -> Trouble {
+    let is_gone = match trouble.error {
+        CallError::NotFound => true,
+        CallError::NoAnswer => {
+            let asked = platform.call(Call::Ask(sandbox.clone())).await;
+            asked == Err(CallError::NotFound)
+        }
+        _ => false,
+    };
+    if !is_gone {
+        return trouble;
+    }
+    let words = platform.ending(sandbox).unwrap_or(trouble.words);
+    Trouble::new(CallError::NotFound, words)
+}
 
 /// A file of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,9 +147,9 @@ impl Workload {
     }
 
     /// Carries out one call of the loop.
-    pub(super) async fn call<P: Guests>(
+    pub(super) async fn call<P: Guests + Platform>(
         &mut self,
-        guests: &P,
+        platform: &P,
         call: Call,
         rules: &Rules,
     ) -> Result<Reply, CallError> {
@@ -143,7 +166,12 @@ impl Workload {
             Call::ReadArtifacts(..) | Call::ReadExit(..) => look_wait(rules),
             _ => rules.settings().call_deadline,
         };
-        let work = self.carry_out(guests, call, &sandbox, generation);
+        let work = async {
+            match self.carry_out(platform, call, &sandbox, generation).await {
+                Err(trouble) => Err(settled(trouble, platform, &sandbox).await),
+                done => done,
+            }
+        };
         match tokio::time::timeout(patience, work).await {
             Ok(Ok(reply)) => {
                 self.trouble = None;
@@ -195,6 +223,8 @@ impl Workload {
             agent.write(&path, file.content).await?;
         }
         self.head.workspace = Some(workspace);
+        let exit = format!("{}/exit.new", self.directory());
+        agent.write(&exit, Bytes::from_static(NO_EXIT_YET)).await?;
         if let Some(context) = &self.task.context {
             let path = format!("{}/context.json", self.directory());
             agent.write(&path, context.clone()).await?;

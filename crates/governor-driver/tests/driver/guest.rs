@@ -21,6 +21,38 @@ pub(crate) enum Mood {
     DiskFull,
 }
 
+/// Where a run is, by what it asks for (R-G3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It has a slot, and its sandbox is being made.
+    Admitted,
+    /// Its sandbox is made, and is asked whether it is well.
+    Created,
+    /// Its files are being written.
+    Writing,
+    /// Its process was started; nobody has heard of it yet.
+    Launching,
+    /// Its process runs, and is looked for.
+    Running,
+    /// An artifact is being read.
+    Artifacts,
+    /// Its process has ended; its exit code is being read.
+    Completed,
+    /// What it started is being killed.
+    CleanUp,
+}
+
+/// What a process does by itself as soon as it is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Conduct {
+    #[default]
+    Works,
+    /// It writes an artifact.
+    Writes,
+    /// It writes one and ends well.
+    WritesAndEnds,
+}
+
 /// A process that the agent started.
 #[derive(Debug, Clone)]
 pub(crate) struct Process {
@@ -33,6 +65,7 @@ pub(crate) struct Process {
 #[derive(Debug, Default)]
 pub(crate) struct Guest {
     pub(crate) mood: Mood,
+    pub(crate) conduct: Conduct,
     pub(crate) files: BTreeMap<String, Bytes>,
     pub(crate) process: Option<Process>,
     pub(crate) launched: u32,
@@ -53,6 +86,25 @@ fn envelope(message: &Value) -> Vec<u8> {
     let text = message.to_string();
     let length = u32::try_from(text.len()).unwrap().to_be_bytes();
     [&[0][..], &length, text.as_bytes()].concat()
+}
+
+/// Which step of a run a request belongs to.
+pub(crate) fn step_of(request: &GuestRequest, guest: &Guest) -> Option<Step> {
+    let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+    match path {
+        "/files" if request.method == Method::POST => Some(Step::Writing),
+        "/files" if query.ends_with(".png") => Some(Step::Artifacts),
+        "/files" if query.ends_with("exit") && guest.process.is_none() => Some(Step::Completed),
+        "/process.Process/List" => Some(Step::Running),
+        "/process.Process/Start" => {
+            let message: Value = serde_json::from_slice(&request.body[5..]).unwrap();
+            match message["tag"].is_string() {
+                true => Some(Step::Launching),
+                false => Some(Step::CleanUp),
+            }
+        }
+        _ => None,
+    }
 }
 
 impl Guest {
@@ -152,12 +204,21 @@ impl Guest {
             .concat();
         };
         self.launched += 1;
+        let directory = args[2].clone();
+        let place = self.files.remove(&format!("{directory}/exit.new"));
+        assert!(place.is_some(), "there is place for its exit code");
         self.process = Some(Process {
             tag: tag.to_owned(),
-            directory: args[2].clone(),
+            directory,
             command: args[3..].to_vec(),
             env_vars: message["process"]["envs"].clone(),
         });
+        if self.conduct != Conduct::Works {
+            self.writes("plot.png", "pixels");
+        }
+        if self.conduct == Conduct::WritesAndEnds {
+            self.exits(0, "");
+        }
         envelope(&json!({ "event": { "start": { "pid": 7 } } }))
     }
 

@@ -4,6 +4,7 @@
 
 mod guest;
 mod http;
+mod kills;
 mod played;
 mod runs;
 

@@ -22,8 +22,9 @@ use sandhold_governor_driver::{
     DirectSandbox, DirectSandboxes, Governor, GovernorParts, GuestAnswer, GuestRequest, Guests,
 };
 use sandhold_types::{Clock, Generation, ManualClock, SandboxId, SeededEntropy, Timestamp};
+use tokio::sync::watch;
 
-use crate::guest::Guest;
+use crate::guest::{Guest, Mood, Step, step_of};
 
 /// What the platform holds and how it answers next.
 #[derive(Debug, Default)]
@@ -36,8 +37,57 @@ pub(crate) struct State {
     pub(crate) kills_under_way: usize,
     pub(crate) kills_at_once: usize,
     pub(crate) made: u64,
-    /// What is inside of every sandbox.
+    /// What is inside of the newest sandbox.
     pub(crate) guest: Guest,
+    /// How the next sandbox is when it is made.
+    pub(crate) born: Mood,
+    pub(crate) gate: Gate,
+}
+
+impl State {
+    /// Its sandboxes die, with all that is in them.
+    pub(crate) fn all_die(&mut self) {
+        self.sandboxes.clear();
+        self.guest.process = None;
+    }
+}
+
+/// Holds whoever comes to one step of a run, until it is opened.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Gate {
+    pub(crate) at: Option<Step>,
+    reached: watch::Sender<bool>,
+    open: watch::Sender<bool>,
+}
+
+impl Gate {
+    pub(crate) fn at(step: Step) -> Self {
+        Self {
+            at: Some(step),
+            ..Self::default()
+        }
+    }
+
+    async fn pass(&self, step: Option<Step>) {
+        if step.is_none() || step != self.at {
+            return;
+        }
+        self.reached.send_replace(true);
+        let mut open = self.open.subscribe();
+        open.wait_for(|open| *open).await.expect("it is kept");
+    }
+
+    /// Waits until somebody stands before it.
+    pub(crate) async fn reached(&self) {
+        let mut reached = self.reached.subscribe();
+        let waited = reached.wait_for(|reached| *reached);
+        let in_time = tokio::time::timeout(Duration::from_secs(30), waited).await;
+        in_time.expect("the step is reached").expect("it is kept");
+    }
+
+    pub(crate) fn opens(&self) {
+        self.open.send_replace(true);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +95,8 @@ pub(crate) enum Create {
     Refused,
     /// It is made, and nobody hears of it.
     MadeWithoutAnswer,
+    /// It is made, and dead before it is used.
+    MadeAndDies,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -68,6 +120,12 @@ impl Played {
         };
         let mut state = self.state();
         state.made += 1;
+        let (born, conduct) = (std::mem::take(&mut state.born), state.guest.conduct);
+        state.guest = Guest {
+            mood: born,
+            conduct,
+            ..Guest::default()
+        };
         let sandbox: SandboxId = format!("{:020}", state.made).parse().unwrap();
         let ends_at = Timestamp::FAR_FUTURE;
         let listed = Listed {
@@ -93,10 +151,13 @@ impl Played {
         tokio::time::sleep(Duration::from_millis(20)).await;
         let mut state = self.state();
         state.kills_under_way -= 1;
-        match state.sandboxes.remove(sandbox) {
-            Some(_) => Ok(Reply::Done),
-            None => Err(CallError::NotFound),
+        if state.sandboxes.remove(sandbox).is_none() {
+            return Err(CallError::NotFound);
         }
+        if state.sandboxes.is_empty() {
+            state.guest.process = None;
+        }
+        Ok(Reply::Done)
     }
 }
 
@@ -104,6 +165,8 @@ impl Platform for Played {
     async fn call(&self, call: Call) -> Result<Reply, CallError> {
         match call {
             Call::Create { .. } => {
+                let gate = self.state().gate.clone();
+                gate.pass(Some(Step::Admitted)).await;
                 let next = self.state().creates.pop_front();
                 match next {
                     None => Ok(self.make(call)),
@@ -111,6 +174,11 @@ impl Platform for Played {
                     Some(Create::MadeWithoutAnswer) => {
                         self.make(call);
                         Err(CallError::NoAnswer)
+                    }
+                    Some(Create::MadeAndDies) => {
+                        let made = self.make(call);
+                        self.state().all_die();
+                        Ok(made)
                     }
                 }
             }
@@ -130,8 +198,16 @@ impl Platform for Played {
                 seen.map(Reply::State).ok_or(CallError::NotFound)
             }
             Call::Kill(sandbox, _) => self.kill(&sandbox).await,
-            Call::Probe(_) => {
+            Call::Probe(sandbox) => {
+                let gate = self.state().gate.clone();
+                gate.pass(Some(Step::Created)).await;
                 let mut state = self.state();
+                if !state.sandboxes.contains_key(&sandbox) {
+                    return Err(CallError::NotFound);
+                }
+                if state.guest.mood == Mood::Hung {
+                    return Err(CallError::NoAnswer);
+                }
                 if state.probes_fail > 0 {
                     state.probes_fail -= 1;
                     return Err(CallError::Refused);
@@ -150,12 +226,27 @@ impl Guests for Played {
         _: Generation,
         request: GuestRequest,
     ) -> Result<GuestAnswer, CallError> {
-        let answer = {
+        let (answer, step, gate) = {
             let mut state = self.state();
             if !state.sandboxes.contains_key(sandbox) {
                 return Err(CallError::NotFound);
             }
-            state.guest.answer(&request)
+            let step = step_of(&request, &state.guest);
+            // What is held at the launch was launched; whatever else is held was not done yet.
+            let early = (step == Some(Step::Launching)).then(|| state.guest.answer(&request));
+            (early, step, state.gate.clone())
+        };
+        gate.pass(step).await;
+        let answer = {
+            let mut state = self.state();
+            if !state.sandboxes.contains_key(sandbox) {
+                // Its connection breaks.
+                return Err(CallError::NoAnswer);
+            }
+            match (answer, state.guest.mood) {
+                (Some(early), mood) if mood != Mood::Hung => early,
+                _ => state.guest.answer(&request),
+            }
         };
         match answer {
             Some(answer) => Ok(answer),

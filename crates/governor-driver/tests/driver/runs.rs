@@ -12,11 +12,11 @@ use sandhold_types::{ManualClock, Timestamp};
 use serde_json::Value;
 
 use crate::{
-    guest::{Guest, Mood},
+    guest::Guest,
     played::{Played, World, bucket, short, world_in},
 };
 
-fn ask(owner: &str) -> RunAsk {
+pub(crate) fn ask(owner: &str) -> RunAsk {
     RunAsk {
         run: None,
         bucket: bucket(),
@@ -47,12 +47,12 @@ async fn world(quota: u32) -> World {
 }
 
 impl World {
-    async fn start(&self, ask: RunAsk) -> RunId {
+    pub(crate) async fn start(&self, ask: RunAsk) -> RunId {
         self.governor.start_run(ask).await.unwrap()
     }
 
     /// The events after a number, up to the one of this kind.
-    async fn until(&self, run: &RunId, after: u64, kind: &str) -> Vec<Told> {
+    pub(crate) async fn until(&self, run: &RunId, after: u64, kind: &str) -> Vec<Told> {
         let mut told = Vec::new();
         let reading = async {
             loop {
@@ -72,7 +72,7 @@ impl World {
         told
     }
 
-    fn guest<T>(&self, with: impl FnOnce(&mut Guest) -> T) -> T {
+    pub(crate) fn guest<T>(&self, with: impl FnOnce(&mut Guest) -> T) -> T {
         with(&mut self.platform.state().guest)
     }
 
@@ -90,13 +90,13 @@ impl World {
 }
 
 #[derive(Debug, Clone)]
-struct Told {
-    kind: String,
-    data: Value,
+pub(crate) struct Told {
+    pub(crate) kind: String,
+    pub(crate) data: Value,
 }
 
 impl Told {
-    fn of(entry: &Entry) -> Self {
+    pub(crate) fn of(entry: &Entry) -> Self {
         Self {
             kind: entry.kind.clone(),
             data: serde_json::from_str(&entry.data).unwrap(),
@@ -287,43 +287,8 @@ async fn a_cancel_needs_owner_and_lease() {
     reclaimer.abort();
 }
 
-#[tokio::test]
-async fn every_way_out_is_told_and_clean() {
-    // A run killed at each of its steps (issue 5): sandbox killed, agent hung, disk full, deadline.
-    type Blow = fn(&mut World);
-    let before: Blow = |world| world.guest(|guest| guest.mood = Mood::DiskFull);
-    let gone: Blow = |world| world.platform.state().sandboxes.clear();
-    let hung: Blow = |world| world.guest(|guest| guest.mood = Mood::Hung);
-    let nothing: Blow = |_| {};
-    for (early, late, code) in [
-        (before, nothing, "not_started"),
-        (nothing, gone, "sandbox_gone"),
-        (nothing, hung, "sandbox_unresponsive"),
-        (nothing, nothing, "deadline_exceeded"),
-    ] {
-        let mut world = world(1).await;
-        let reclaimer = world.governor.start();
-        early(&mut world);
-        let mut ask = ask("o");
-        if code == "deadline_exceeded" {
-            ask.timeout = Duration::from_millis(500);
-        }
-        let run = world.start(ask).await;
-        if code != "not_started" {
-            world.until_launched(&run).await;
-        }
-        late(&mut world);
-        let told = world.until(&run, 0, "error").await;
-        assert_eq!(told.last().unwrap().data["code"], code, "{told:?}");
-        world.is_clean().await;
-        let info = world.governor.run(&run).await.unwrap().unwrap();
-        assert_eq!(info.end_of().unwrap().code, code);
-        reclaimer.abort();
-    }
-}
-
 /// A replica's life, which ends as by SIGKILL.
-fn life<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn life<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let value = runtime.block_on(work);
     runtime.shutdown_timeout(Duration::from_secs(10));
@@ -366,30 +331,6 @@ fn a_run_whose_replica_died_goes_on_with_another() {
         );
         assert_eq!(told[1].data["artifacts"], 2);
         assert_eq!(world.guest(|guest| guest.launched), 1);
-    });
-}
-
-#[test]
-fn a_run_that_nobody_can_go_on_with_ends_with_a_reason() {
-    let dir = Arc::new(tempfile::tempdir().unwrap());
-    let clock = Arc::new(ManualClock::new(Timestamp::from_unix_ms(1_700_000_000_000)));
-    let platform = Played::default();
-    let run: RunId = life(async {
-        let world = world_in(short(), dir.clone(), clock.clone(), platform.clone(), 1).await;
-        // Its replica dies before it has written its files.
-        world.guest(|guest| guest.mood = Mood::Hung);
-        world.start(ask("o")).await
-    });
-    life(async {
-        let world = world_in(short(), dir.clone(), clock.clone(), platform.clone(), 1).await;
-        let reclaimer = world.governor.start();
-        world.guest(|guest| guest.mood = Mood::Well);
-        clock.advance(world.governor.rules().black());
-        world.governor.adopt_silent_runs().await.unwrap();
-        let told = world.until(&run, 0, "error").await;
-        assert_eq!(told[0].data["code"], "replica_lost");
-        world.is_clean().await;
-        reclaimer.abort();
     });
 }
 

@@ -325,6 +325,16 @@ impl RunLoop {
         Effect::Platform(Call::WriteFiles(sandbox, generation, run))
     }
 
+    /// Nothing is started whose end is due already.
+    fn launch(&mut self, now: Timestamp) -> Effect {
+        if let Some(way_out) = self.way_out_now(now) {
+            return self.leave(way_out);
+        }
+        self.state = State::Launching;
+        let (sandbox, generation, run) = self.names();
+        Effect::Platform(Call::Launch(sandbox, generation, run))
+    }
+
     /// Notes whether the sandbox answers.
     fn heard(&mut self, result: &Result<Reply, CallError>, now: Timestamp) {
         match result {
@@ -424,11 +434,7 @@ impl Task for RunLoop {
         match (self.state, input) {
             (State::Fresh, _) => self.begin(now),
             (State::Beginning, Input::Store(answer)) => self.after_begin(answer, now),
-            (State::Writing, Input::Platform(Ok(_))) => {
-                self.state = State::Launching;
-                let (sandbox, generation, run) = self.names();
-                Effect::Platform(Call::Launch(sandbox, generation, run))
-            }
+            (State::Writing, Input::Platform(Ok(_))) => self.launch(now),
             (State::Launching, Input::Platform(Ok(_))) => {
                 self.state = State::Started;
                 Effect::Emit(RunEvent::Started)

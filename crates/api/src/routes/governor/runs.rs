@@ -195,6 +195,7 @@ pub(crate) async fn events(
         (status = 400, description = "Owner or lease is missing", body = ErrorBody),
         (status = 404, description = "No such run of that owner", body = ErrorBody),
         (status = 409, description = "It is under another lease", body = ErrorBody),
+        (status = 503, description = "Another server still gets it a sandbox", body = ErrorBody),
     ),
     security(("api_key" = []))
 )]
@@ -214,6 +215,7 @@ pub(crate) async fn cancel(
             Json(CancelledBody { cancelled: true }),
         )),
         Cancelled::EndedBefore => Ok((StatusCode::OK, Json(CancelledBody { cancelled: false }))),
+        Cancelled::TooEarly => Err(ApiError::Unavailable("its sandbox is being made elsewhere")),
         Cancelled::Unknown => Err(ApiError::RunNotFound(id)),
         Cancelled::Stale { current } => Err(ApiError::StaleLease { current }),
     }

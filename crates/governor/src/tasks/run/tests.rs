@@ -295,3 +295,13 @@ fn what_is_taken_over_goes_on_or_is_ended() {
     assert_eq!(run.through(&World::default()).0, WayOut::ReplicaLost);
     assert_eq!(run.killed, 1, "it may have been launched");
 }
+
+#[test]
+fn nothing_is_started_whose_end_was_asked_for() {
+    // R-G3
+    let mut driven = fresh(Keep::Nothing);
+    driven.task.cancel();
+    let (way_out, _) = driven.through(&World::default());
+    assert_eq!(way_out, WayOut::Cancelled);
+    assert_eq!(driven.told, [RunEvent::Error(WayOut::Cancelled)]);
+}
