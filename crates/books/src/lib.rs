@@ -3,7 +3,7 @@
 //! ```text
 //!   governor ──▶ KeptBooks ─┬─ SqliteBooks   one process: the pure `Books` in memory, each step
 //!   (Store)                 │                written through, many callers' steps in one commit
-//!                           └─ RedisBooks    many processes: each verb is one Lua script there
+//!                           └─ RedisBooks    many processes: each verb is one Lua function there
 //! ```
 //!
 //! Beside them stand the logs of runs ([`runs`]): what each told its caller, for whoever attaches later.

@@ -1,7 +1,7 @@
 //! How the books are written down: one line of text for each thing, parts between single spaces.
 //!
 //! Every name of the governor is printable ASCII without spaces, so a space always separates, and an
-//! empty part means "none". Whoever looks into the file or the server can read it. The scripts on the
+//! empty part means "none". Whoever looks into the file or the server can read it. The functions on the
 //! server take the same lines apart; [`RECORD_PARTS`] and its like are the one list of places.
 //!
 //! Durations are whole milliseconds here; what is shorter is not kept.
@@ -158,7 +158,7 @@ pub(crate) fn flag(value: bool) -> &'static str {
 
 pub(crate) fn ms(duration: Duration) -> u64 {
     let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    // What lasts longer than time itself needs no more digits than the scripts can count.
+    // What lasts longer than time itself needs no more digits than the functions can count.
     ms.min(Timestamp::FAR_FUTURE.unix_ms())
 }
 
@@ -410,7 +410,8 @@ pub(crate) fn read_audit(text: &str) -> Result<Audit, Unreadable> {
     })
 }
 
-/// The entries of a trail, one on each line.
+/// The entries of a trail, one on each line; the breaks may be before them or behind.
 pub(crate) fn read_audits(text: &str) -> Result<Vec<Audit>, Unreadable> {
-    text.lines().map(read_audit).collect()
+    let entries = text.lines().filter(|line| !line.is_empty());
+    entries.map(read_audit).collect()
 }

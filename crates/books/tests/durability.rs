@@ -216,6 +216,22 @@ async fn a_redis_that_lost_everything_settles_first() {
     );
 }
 
+/// R-G15: functions are no part of the books; who removes them takes nothing from anybody.
+#[tokio::test]
+async fn a_redis_that_forgot_its_functions_learns_them_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = RedisServer::start(dir.path());
+    let settings = server.settings(ServerClock::Own);
+    let books = RedisBooks::open(settings, &Rules::default()).await.unwrap();
+    answer(&books, set_bucket("a", 1)).await;
+    let () = redis::cmd("FUNCTION")
+        .arg("FLUSH")
+        .query(&mut server.connect())
+        .unwrap();
+    let taken = answer(&books, acquire("a", "s1", "owner:1", "l")).await;
+    assert!(matches!(taken, Answer::MakeSandbox { .. }), "{taken:?}");
+}
+
 fn at(s: u64) -> Timestamp {
     Timestamp::from_unix_ms(1_700_000_000_000 + s * 1_000)
 }

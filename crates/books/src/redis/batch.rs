@@ -1,12 +1,12 @@
-//! Many callers' steps in one script.
+//! Many callers' steps in one call.
 //!
 //! ```text
 //!   nothing under way ─▶ a step goes at once, alone
 //!   something is ──────▶ it waits; what waits goes together as soon as that is back
 //! ```
 //!
-//! So one caller waits for nobody, and many share what a script costs: being called, reading the
-//! common part, writing down. Whoever hangs up while its step is under way or waits changes nothing for
+//! So one caller waits for nobody, and many share what a call costs: being made, reading the common
+//! part, writing down. Whoever hangs up while its step is under way or waits changes nothing for
 //! the others.
 //!
 //! Owns: the steps that wait. Invariant: while any wait, a batch is under way that will take them.
@@ -21,12 +21,12 @@ use tokio::sync::oneshot;
 
 use super::{Shared, verb};
 
-/// The most steps in one script: as long as it runs, the server does nothing else.
+/// The most steps in one call: as long as it runs, the server does nothing else.
 const BATCH_MAX: usize = 64;
 /// The most steps that wait; past it callers are told that the store cannot be reached.
 const WAITING_MAX: usize = 100_000;
 
-/// A verb's name and arguments, as the script takes them.
+/// A verb's name and arguments, as the function takes them.
 pub(super) type Arguments = (&'static str, Vec<String>);
 
 type Said = Result<String, StoreError>;

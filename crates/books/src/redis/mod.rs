@@ -1,4 +1,4 @@
-//! The books on a Redis that all replicas share: each verb is one script there.
+//! The books on a Redis that all replicas share: each verb is one function there.
 //!
 //! ```text
 //!   {name}:v1           hash: g = what is common · b<bucket> = policy and count · r<slot> = a record
@@ -7,8 +7,9 @@
 //! ```
 //!
 //! All keys share one hash tag: a bucket and the global gate are one step, so they are on one server.
-//! Many callers' steps go in one script ([`batch`]): what they need is read in two commands, packed as
-//! text lines, and what they changed is written in a few.
+//! Many callers' steps go in one call ([`batch`]) of a function that was loaded into the server
+//! ([`library`]): what they need is read once for all of them, as packed text lines, and what they changed
+//! is written in a few commands.
 //!
 //! ```text
 //!   no link ── connect, ask who it is ─▶ open.lua ─┬─ same server ──▶ linked
@@ -19,13 +20,13 @@
 //!
 //! Invariants:
 //! - Steps are carried out one after the other, each wholly; a batch is one atomic step of many.
-//! - A script runs only on the server that the books belong to (its `run_id` stands in them). Another
+//! - A call changes books only on the server that the books belong to (its `run_id` stands in them). Another
 //!   one, after a failover, a restart or a restore, settles first.
 //! - Time is the server's (`TIME`); no machine's clock is compared with it.
 //! - What got no answer is not sent again here: only the caller knows whether it still wants it.
 
 mod batch;
-mod script;
+mod library;
 mod verb;
 
 use std::{
@@ -51,7 +52,7 @@ use tokio::sync::Mutex;
 
 use self::{
     batch::{Arguments, Batches},
-    script::Scripts,
+    library::Library,
 };
 use crate::{
     Timed,
@@ -73,7 +74,7 @@ const COMMON_PARTS: [&str; 8] = [
 /// How often a verb meets its server anew before the caller is told that it cannot be reached.
 const MEETINGS_MAX: u32 = 2;
 
-/// From where the scripts take the time.
+/// From where a step takes the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerClock {
     /// The server's own clock.
@@ -102,7 +103,7 @@ pub struct RedisSettings {
     pub global_cap: Option<u32>,
     /// How long to wait for an answer.
     pub answer_within: Duration,
-    /// From where the scripts take the time.
+    /// From where a step takes the time.
     pub clock: ServerClock,
 }
 
@@ -159,7 +160,7 @@ struct Shared {
     settings: RedisSettings,
     key: String,
     rules: Rules,
-    scripts: Scripts,
+    library: Library,
     link: RwLock<Option<Link>>,
     meeting: Mutex<()>,
     links: AtomicU64,
@@ -178,7 +179,7 @@ impl RedisBooks {
             batches: Batches::default(),
             client,
             key: settings.books_key(),
-            scripts: Scripts::new(settings.clock, rules),
+            library: Library::new(settings.clock, rules),
             rules: rules.clone(),
             settings,
             link: RwLock::new(None),
@@ -271,18 +272,13 @@ impl Shared {
             return Err((ErrorKind::Client, "it is not the one to write to").into());
         };
         let server = server.to_owned();
-        let settling: String = self
-            .scripts
-            .open
-            .key(&self.key)
+        self.library.load(&mut connection).await?;
+        let cap = self.settings.global_cap;
+        let settling: String = (self.library.open(&self.key))
             .arg(&server)
-            .arg(
-                self.settings
-                    .global_cap
-                    .map_or_else(String::new, |cap| cap.to_string()),
-            )
+            .arg(cap.map_or_else(String::new, |cap| cap.to_string()))
             .arg(text::flag(self.known.load(Ordering::Relaxed)))
-            .invoke_async(&mut connection)
+            .query_async(&mut connection)
             .await?;
         self.known.store(true, Ordering::Relaxed);
         if !settling.is_empty() {
@@ -299,27 +295,28 @@ impl Shared {
         })
     }
 
-    /// Carries out steps as one script; what each says, in their order.
+    /// Carries out steps in one call; what each says, in their order.
     async fn carry_out(&self, steps: &[Arguments]) -> Result<Vec<String>, StoreError> {
         for _ in 0..MEETINGS_MAX {
             let mut link = self.link().await?;
-            let mut invocation = self.scripts.steps.key(&self.key);
-            invocation.arg(&link.server);
+            let mut call = self.library.steps(&self.key);
+            call.arg(&link.server);
             for (name, arguments) in steps {
-                invocation.arg(arguments.len()).arg(*name).arg(arguments);
+                call.arg(arguments.len()).arg(*name).arg(arguments);
             }
-            let said: Result<Vec<String>, _> = invocation.invoke_async(&mut link.connection).await;
+            let said: Result<Vec<String>, _> = call.query_async(&mut link.connection).await;
             match said {
                 // The books belong elsewhere.
                 Ok(said) if said.len() != steps.len() => self.drop_link(link.number),
                 Ok(said) => return Ok(said),
+                Err(error) if is_function_lost(&error) => self.drop_link(link.number),
                 Err(error) => return Err(self.failed(&link, &error)),
             }
         }
         Err(StoreError::Unavailable)
     }
 
-    /// Everything, in one step: a transaction, because a script would have to copy it twice.
+    /// Everything, in one step: a transaction, because a function would have to copy it twice.
     async fn read(&self) -> Result<Timed, StoreError> {
         for _ in 0..MEETINGS_MAX {
             let mut link = self.link().await?;
@@ -368,7 +365,6 @@ impl Shared {
                 ServerErrorKind::ReadOnly
                     | ServerErrorKind::BusyLoading
                     | ServerErrorKind::MasterDown
-                    | ServerErrorKind::NoScript
             )
         );
         if certainly_not
@@ -390,6 +386,12 @@ impl Store for RedisBooks {
     async fn step(&self, verb: Verb) -> Result<Step, StoreError> {
         Ok(self.step_timed(verb).await?.step)
     }
+}
+
+/// The server has forgotten its functions, so nothing was done.
+fn is_function_lost(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::ResponseError)
+        && error.detail() == Some("Function not found")
 }
 
 fn unreadable(error: &Unreadable) -> StoreError {

@@ -1,4 +1,4 @@
-//! Verbs as a script takes them, and answers as it gives them.
+//! Verbs as the server's functions take them, and answers as they give them.
 
 use sandhold_governor::{
     books::{Answer, Claim, Grant, Keep, Limit, RemovalRefused, Step, Verb},
@@ -31,7 +31,7 @@ const REFUSALS: [(RemovalRefused, &str); 8] = [
     (RemovalRefused::Recovering, "recovering"),
 ];
 
-/// The name of a verb's part of the script and its arguments, in the order that its first line says.
+/// The name of a verb's function and its arguments, in their order.
 pub(super) fn step_of(verb: &Verb, rules: &Rules) -> (&'static str, Vec<String>) {
     macro_rules! args {
         ($name:expr $(, $arg:expr)*) => { ($name, vec![$($arg.to_string()),*]) };
@@ -155,13 +155,13 @@ pub(super) fn step_of(verb: &Verb, rules: &Rules) -> (&'static str, Vec<String>)
             highest,
             settled_from,
         } => args!("finish_recovery", highest, settled_from.unix_ms()),
-        // Read is a transaction, not a script. The only other verb exists in simulations, which keep
+        // Read is a transaction, not a function. The only other verb exists in simulations, which keep
         // their books in memory; to read instead changes nothing.
         _ => args!("leave_queue", ""),
     }
 }
 
-/// What a script says: when, the answer, and the audit entries, one on each line.
+/// What a step says: when, the answer, and the audit entries, one on each line.
 pub(super) fn read_reply(text: &str) -> Result<Timed, Unreadable> {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     let mut parts = Parts::of(first, "answer");

@@ -1,18 +1,44 @@
 -- What every verb works with. Names in capitals are numbers that the loader puts in: places in a packed
--- value, and the rules. What steps read is read once for all of them and kept here; what they change is
+-- value, and the rules. All of this is made once, when the server loads it; what belongs to one call is
+-- set anew by `begin`. What steps read is kept here for the steps behind them; what they change is
 -- written down in one go when the last is done.
-local call, match, find, sub, gsub = redis.call, string.match, string.find, string.sub, string.gsub
-local concat, format = table.concat, string.format
-local books = KEYS[1]
+--
+-- What the server has for those that run; there is nothing of it yet while this is loaded.
+local call, match, find, sub, gsub, concat, format, values_of, each, every, least, most
+local function borrow()
+  call, values_of, each, every, least, most = redis.call, unpack, ipairs, pairs, math.min, math.max
+  match, find, sub, gsub, format, concat = string.match, string.find, string.sub, string.gsub, string.format, table.concat
+  -- Little is kept here and much is thrown away: going through the little for every bit of the much would
+  -- cost a fifth of a call.
+  collectgarbage('setpause', 1000)
+end
 
-local at = format('%.0f', now)
-local g, g_changed = nil, false
-local buckets, lines, records = {}, {}, {}
-local changed, touched = {}, {}
-local gone = {}
-local tales, tale_of = {}, {}
+local books, now, at
+local g, g_changed
+-- The line that `g` was taken apart from, or put together to: whoever finds it as it was left need not
+-- take it apart again. None while the parts may be others than the line.
+local g_text
+local buckets, lines, records
+-- What changed: by bucket, by slot, and the lines one after the other.
+local buckets_changed, records_changed, lines_changed
+-- Trails: what to add by slot, which to delete, which to keep for a while only.
+local trails, forgotten, fading
+-- What the step tells, each entry behind a line break: all of it, and the last of it, of one slot.
+local told, telling, told_of
+local verbs = {}
 
-local function int(n) return format('%.0f', n) end
+local function begin(KEYS)
+  if not call then borrow() end
+  books, now = KEYS[1], clock(KEYS)
+  at = format('%d', now)
+  g_changed = false
+  buckets, lines, records = {}, {}, {}
+  buckets_changed, records_changed, lines_changed = {}, {}, {}
+  trails, forgotten, fading = {}, {}, {}
+  told, telling = '', ''
+end
+
+local function int(n) return format('%d', n) end
 
 local function since(earlier)
   local age = now - earlier
@@ -21,10 +47,12 @@ local function since(earlier)
 end
 
 -- Whether this server is the one that the books belong to; another may have lost their last writes.
-local function at_home(text)
-  if not text then return false end
-  g = {match(text, COMMON_PATTERN)}
-  return g[SERVER] == ARGV[1]
+local function at_home(server)
+  local text = call('HGET', books, 'g')
+  if not text then g = nil end
+  if text and text ~= g_text then g = {match(text, COMMON_PATTERN)} end
+  g_text = nil
+  return g and g[SERVER] == server
 end
 
 local function unpacked(text) return text and {match(text, RECORD_PATTERN)} end
@@ -49,78 +77,78 @@ local function bucket_of(bucket)
   return b
 end
 
-local function line_from(key, text)
-  local l = {key = key, known = text and true or false}
-  l.current, l.sealed = match(text or '', '^([^\t]*)(.*)$')
-  lines[key] = l
-  return l
-end
-
-local function touch(l)
-  l.known = true
-  if not l.touched then
-    l.touched = true
-    touched[#touched + 1] = l
-  end
-end
-
 local function put(slot, r)
   records[slot] = r
-  changed[slot] = true
+  records_changed[slot] = true
+end
+
+-- Adds what is told of a slot to its trail.
+local function keep_telling()
+  if telling == '' then return end
+  trails[told_of] = (trails[told_of] or '') .. telling
+  told, telling = told .. telling, ''
 end
 
 local function tell(slot, r, what, one, two)
-  tales[#tales + 1] = concat({slot, at, r[BUCKET], r[OWNER], r[SANDBOX], r[GENERATION], what, one or '', two or ''}, ' ')
-  tale_of[#tales] = slot
+  if slot ~= told_of then
+    keep_telling()
+    told_of = slot
+  end
+  telling = telling .. '\n' .. slot .. ' ' .. at .. ' ' .. r[BUCKET] .. ' ' .. r[OWNER] .. ' ' .. r[SANDBOX] .. ' '
+    .. r[GENERATION] .. ' ' .. what .. ' ' .. one .. ' ' .. two
+end
+
+-- Of what was never made nobody can ask for the trail.
+local function forget_trail(slot)
+  told, telling = told .. telling, ''
+  trails[slot] = nil
+  forgotten[#forgotten + 1] = books .. ':a:' .. slot
 end
 
 -- Counts how many places of a bucket, and of all, are filled.
 local function count(bucket, by)
   local b = bucket_of(bucket)
-  b[USED_HERE] = int(b[USED_HERE] + by)
-  g[USED] = int(g[USED] + by)
-  b.changed, g_changed = true, true
+  b[USED_HERE] = b[USED_HERE] + by
+  g[USED] = g[USED] + by
+  buckets_changed[bucket], g_changed = true, true
 end
 
 -- A generation that was never granted before: a counter that never runs behind this server's clock.
 local function mint()
   local generation = g[NEWEST] + 1
-  if now > generation then generation = now end
-  g[NEWEST] = int(generation)
+  g[NEWEST] = now > generation and at or int(generation)
   g_changed = true
   return g[NEWEST]
 end
 
--- Ends a step: its trail is written, what it changed waits for the others.
+-- Ends a step: what it answers, and what it tells. What it changed waits for the others.
 local function finish(...)
-  local tale, unmade = 1, gone[2] == '' and gone[1]
-  while tale <= #tales do
-    local last = tale
-    while tale_of[last + 1] == tale_of[tale] do last = last + 1 end
-    if tale_of[tale] ~= unmade then
-      call('APPEND', books .. ':a:' .. tale_of[tale], concat(tales, '\n', tale, last) .. '\n')
-    end
-    tale = last + 1
-  end
-  for i = 1, #gone, 2 do
-    if gone[i + 1] == '' then
-      -- Nothing was made, so nobody can ask for it.
-      call('DEL', books .. ':a:' .. gone[i])
-    else
-      call('PEXPIRE', books .. ':a:' .. gone[i], AUDIT_KEPT)
-      call('PEXPIRE', books .. ':s:' .. gone[i + 1], AUDIT_KEPT)
-    end
-  end
-  local said = concat({at, ...}, ' ') .. '\n' .. concat(tales, '\n')
-  if #gone > 0 then gone = {} end
-  if #tales > 0 then tales, tale_of = {}, {} end
+  keep_telling()
+  local said = concat({at, ...}, ' ') .. told
+  told = ''
   return said
+end
+
+local function write_down_trails()
+  if #forgotten > 0 then call('DEL', values_of(forgotten)) end
+  for slot, text in every(trails) do call('APPEND', books .. ':a:' .. slot, text) end
+  for _, key in each(fading) do call('PEXPIRE', key, AUDIT_KEPT) end
+end
+
+local function write_down_lines()
+  for _, l in each(lines_changed) do
+    if l.current ~= '' then
+      call('SET', l.key, l.current .. l.sealed)
+    else
+      call('SET', l.key, l.sealed, 'PX', LINE_KEPT)
+    end
+  end
 end
 
 -- Writes down what the steps changed.
 local function write_down()
-  local set, del = {}, {}
-  for slot in pairs(changed) do
+  local set, del, common = {}, {}, g_changed and concat(g, ' ')
+  for slot in every(records_changed) do
     local r = records[slot]
     if r then
       set[#set + 1] = 'r' .. slot
@@ -129,27 +157,17 @@ local function write_down()
       del[#del + 1] = 'r' .. slot
     end
   end
-  for bucket, b in pairs(buckets) do
-    if b.changed then
-      set[#set + 1] = 'b' .. bucket
-      set[#set + 1] = concat(b, ' ')
-      b.changed = false
-    end
+  for bucket in every(buckets_changed) do
+    set[#set + 1] = 'b' .. bucket
+    set[#set + 1] = concat(buckets[bucket], ' ')
   end
   if g_changed then
     set[#set + 1] = 'g'
-    set[#set + 1] = concat(g, ' ')
-    g_changed = false
+    set[#set + 1] = common
   end
-  if #set > 0 then call('HSET', books, unpack(set)) end
-  if #del > 0 then call('HDEL', books, unpack(del)) end
-  for _, l in ipairs(touched) do
-    l.touched = false
-    if l.current ~= '' then
-      call('SET', l.key, l.current .. l.sealed)
-    else
-      call('SET', l.key, l.sealed, 'PX', LINE_KEPT)
-    end
-  end
-  changed, touched = {}, {}
+  if #set > 0 then call('HSET', books, values_of(set)) end
+  if #del > 0 then call('HDEL', books, values_of(del)) end
+  write_down_trails()
+  write_down_lines()
+  g_text = common or nil
 end

@@ -3,12 +3,24 @@ local function line_of(bucket, owner)
   local key = books .. ':l:' .. bucket .. ' ' .. owner
   local l = lines[key]
   if not l then
-    l = line_from(key, call('GET', key))
+    local text = call('GET', key)
+    l = {key = key, known = text and true or false, current = '', sealed = '', touched = false}
+    if text then l.current, l.sealed = match(text, '^([^\t]*)(.*)$') end
+    lines[key] = l
   end
   return l
 end
 
+local function touch(l)
+  l.known = true
+  if not l.touched then
+    l.touched = true
+    lines_changed[#lines_changed + 1] = l
+  end
+end
+
 local function sealed_how(l, lease)
+  if l.sealed == '' then return nil end
   local _, stop = find(l.sealed, '\t' .. lease .. '\n', 1, true)
   return stop and sub(l.sealed, stop + 1, stop + 1)
 end
@@ -63,11 +75,15 @@ end
 -- Frees the slot: the only way a record goes.
 local function remove(slot, r, evidence)
   detach(slot, r, evidence ~= 'never-made' and 'e' or nil)
-  tell(slot, r, 'freed', evidence)
+  tell(slot, r, 'freed', evidence, '')
   if r[COUNTED] == '1' then count(r[BUCKET], -1) end
-  if r[AWAKE] == '1' then g[AWAKE_ALL] = int(g[AWAKE_ALL] - 1); g_changed = true end
-  gone[#gone + 1] = slot
-  gone[#gone + 1] = r[SANDBOX]
+  if r[AWAKE] == '1' then g[AWAKE_ALL], g_changed = g[AWAKE_ALL] - 1, true end
+  if r[SANDBOX] == '' then
+    forget_trail(slot)
+  else
+    fading[#fading + 1] = books .. ':a:' .. slot
+    fading[#fading + 1] = books .. ':s:' .. r[SANDBOX]
+  end
   put(slot, false)
 end
 

@@ -1,5 +1,5 @@
--- slot
-local slot = ARGV[2]
-local mine = call('HGET', books .. ':w', slot)
-if mine then leave(slot, match(mine, '^([^ ]*)')) end
-return finish('done')
+function verbs.leave_queue(slot)
+  local mine = call('HGET', books .. ':w', slot)
+  if mine then leave(slot, match(mine, '^(%S*)')) end
+  return finish('done')
+end

@@ -1,20 +1,18 @@
 -- A replica meets this server: the books begin here, go on, or may have lost their last writes.
 -- server, global cap, whether the replica has seen the books before
-local books = KEYS[1]
-local at = string.format('%.0f', now)
-local text = redis.call('HGET', books, 'g')
-local g
-if text then
-  g = {string.match(text, COMMON_PATTERN)}
-else
-  g = {'0', '0', '0', '0', '', '', ARGV[1], '0'}
-  if ARGV[3] == '1' then g[SETTLING] = at end
+local function open(KEYS, ARGV)
+  begin(KEYS)
+  local server, cap, is_known = ARGV[1], ARGV[2], ARGV[3]
+  if not at_home(server) then
+    if g then
+      for _, bucket in each(call('HKEYS', books .. ':n')) do call('DEL', books .. ':q:' .. bucket) end
+      call('DEL', books .. ':w', books .. ':h', books .. ':n')
+      g[SERVER], g[SETTLING], g[WAITING] = server, at, '0'
+    else
+      g = {'0', '0', '0', '0', '', is_known == '1' and at or '', server, '0'}
+    end
+  end
+  g[CAP], g_changed = cap, true
+  write_down()
+  return g[SETTLING]
 end
-if g[SERVER] ~= ARGV[1] then
-  for _, bucket in ipairs(redis.call('HKEYS', books .. ':n')) do redis.call('DEL', books .. ':q:' .. bucket) end
-  redis.call('DEL', books .. ':w', books .. ':h', books .. ':n')
-  g[SERVER], g[SETTLING], g[WAITING] = ARGV[1], at, '0'
-end
-g[CAP] = ARGV[2]
-redis.call('HSET', books, 'g', table.concat(g, ' '))
-return g[SETTLING]

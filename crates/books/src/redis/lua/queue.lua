@@ -11,8 +11,8 @@ local function leave(slot, bucket)
 end
 
 local function drop_silent(own)
-  for _, slot in ipairs(call('ZRANGEBYSCORE', books .. ':h', '-inf', int(now - SILENCE))) do
-    if slot ~= own then leave(slot, match(call('HGET', books .. ':w', slot), '^([^ ]*)')) end
+  for _, slot in each(call('ZRANGEBYSCORE', books .. ':h', '-inf', int(now - SILENCE))) do
+    if slot ~= own then leave(slot, match(call('HGET', books .. ':w', slot), '^(%S*)')) end
   end
 end
 
@@ -25,25 +25,27 @@ end
 -- How many of those before `sequence` their own buckets would admit now.
 local function admissible_before(sequence)
   local admissible = 0
-  for _, bucket in ipairs(call('HKEYS', books .. ':n')) do
+  for _, bucket in each(call('HKEYS', books .. ':n')) do
     local before = call('ZCOUNT', books .. ':q:' .. bucket, '-inf', '(' .. sequence)
-    admissible = admissible + math.min(free_in(bucket_of(bucket)), before)
+    admissible = admissible + least(free_in(bucket_of(bucket)), before)
   end
   return admissible
 end
 
--- Takes a slot, or a place in the queue. `b` is what the bucket may have, `r` the record to be.
-local function admit(slot, b, r, taken, take)
+-- Nothing if the slot may be taken now; else what is said, with a place in the queue if it waits.
+-- `own` is what has the slot already.
+local function admit(own, slot, bucket)
+  local b = bucket_of(bucket)
   if b[QUOTA] == '' then return finish('unknown-bucket') end
   if g[SETTLING] ~= '' then return finish('recovering') end
-  if taken then return finish('busy') end
-  local bucket, mine, ahead, admissible = r[BUCKET], false, 0, 0
+  if own then return finish('busy') end
+  local mine, ahead, admissible = false, 0, 0
   local begun, sequence = at, g[SEQUENCE]
   if g[WAITING] ~= '0' then
     mine = call('HGET', books .. ':w', slot)
     local other
     if mine then
-      other, begun, sequence = match(mine, '^([^ ]*) ([^ ]*) ([^ ]*)$')
+      other, begun, sequence = match(mine, '^(%S*) (%S*) (%S*)$')
       if other ~= bucket then return finish('busy') end
     end
     drop_silent(slot)
@@ -54,7 +56,7 @@ local function admit(slot, b, r, taken, take)
   if room and g[CAP] ~= '' then room = g[CAP] - g[USED] > admissible end
   if room then
     if mine then leave(slot, bucket) end
-    return take(slot, r)
+    return nil
   end
   if since(begun) >= WAIT_MAX then
     if mine then leave(slot, bucket) end

@@ -1,5 +1,6 @@
--- bucket, quota, retention
-local bucket = ARGV[2]
-local b = bucket_of(bucket)
-b[QUOTA], b[RETENTION], b.changed = ARGV[3], ARGV[4], true
-return finish('done')
+function verbs.set_bucket(bucket, quota, retention)
+  local b = bucket_of(bucket)
+  b[QUOTA], b[RETENTION] = quota, retention
+  buckets_changed[bucket] = true
+  return finish('done')
+end

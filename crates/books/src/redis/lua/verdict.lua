@@ -20,7 +20,7 @@ end
 local function is_overdue(r)
   local due_at = r[ENDS_AT] + 0
   if r[CONDEMNED_AT] ~= '' and r[CONDEMNED_AT] + 0 < due_at then due_at = r[CONDEMNED_AT] + 0 end
-  return now > math.min(due_at + OVERDUE_GRACE, FAR_FUTURE)
+  return now > least(due_at + OVERDUE_GRACE, FAR_FUTURE)
 end
 
 -- The ground on which it may go now, or nothing, and its colour.
@@ -31,7 +31,7 @@ local function verdict(r, seen, retention)
   if r[MANAGED] == 'direct' then return nil, colour end
   if r[LEASE] == '' or r[SANDBOX] == '' or seen == 'running' then return 'white', colour end
   if seen ~= 'paused' or retention == '' or r[PAUSED_SINCE] == '' then return nil, colour end
-  local paused_for = math.min(since(r[PAUSED_SINCE]), since(r[LEASE_BEAT]))
+  local paused_for = least(since(r[PAUSED_SINCE]), since(r[LEASE_BEAT]))
   if paused_for > retention + 0 then return 'retention', colour end
   return nil, colour
 end

@@ -1,13 +1,23 @@
-//! The scripts, put together from their parts.
+//! The library of functions that the server carries steps out with, put together from its parts.
 //!
-//! One carries steps out, all verbs of them: a clock, the common parts, a function for each verb, and the
-//! loop over what was asked. Names in capitals stand
-//! for numbers and are put in here: the places of the parts of a packed line, and the rules. So the
-//! numbers have one home, and cost a script nothing when it runs.
+//! ```text
+//!   clock ─ core ─ lease ─ queue ─ verdict ─ a function for each verb ─ steps ─ open
+//! ```
+//!
+//! It is loaded once into a server ([`Library::load`]), so that a call pays for what it does and not for
+//! making every function anew, as a script would. Names in capitals stand for numbers and are put in
+//! here: the places of the parts of a packed line, and the rules. So the numbers have one home, and cost
+//! nothing when it runs.
+//!
+//! A library is named by what is in it. Replicas of several versions, or with several rules, share a
+//! server without replacing each other's.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
-use redis::Script;
+use redis::{Cmd, RedisError, aio::MultiplexedConnection};
 use sandhold_governor::rules::Rules;
 use sandhold_types::Timestamp;
 
@@ -21,22 +31,16 @@ const AUDIT_KEPT_MS: u64 = 7 * 24 * 3_600 * 1_000;
 /// a sealed name gets a new generation; the old one stays dead.
 const LINE_KEPT_MS: u64 = 30 * 24 * 3_600 * 1_000;
 
-/// What all verbs share, in the order in which it is needed.
-const SHARED: [&str; 4] = [
-    include_str!("lua/core.lua"),
-    include_str!("lua/lease.lua"),
-    include_str!("lua/queue.lua"),
-    include_str!("lua/verdict.lua"),
-];
-
-macro_rules! verbs {
-    ($($name:literal),*) => {
-        /// The verbs, each with its part of the script.
-        const VERBS: &[(&str, &str)] = &[$(($name, include_str!(concat!("lua/", $name, ".lua")))),*];
-    };
+macro_rules! parts {
+    ($($name:literal),* $(,)?) => { [$(include_str!(concat!("lua/", $name, ".lua"))),*] };
 }
 
-verbs!(
+/// Everything, in the order in which it is needed.
+const PARTS: [&str; 23] = parts!(
+    "core",
+    "lease",
+    "queue",
+    "verdict",
     "set_bucket",
     "acquire",
     "leave_queue",
@@ -53,39 +57,67 @@ verbs!(
     "expire_making",
     "adopt_stray",
     "note_seen",
-    "finish_recovery"
+    "finish_recovery",
+    "steps",
+    "open",
 );
 
-/// Every script.
+/// The functions, and what they are made from.
 #[derive(Debug)]
-pub(super) struct Scripts {
-    /// Meets a server.
-    pub(super) open: Script,
-    /// Carries steps out.
-    pub(super) steps: Script,
+pub(super) struct Library {
+    code: String,
+    steps: String,
+    open: String,
 }
 
-impl Scripts {
+impl Library {
     pub(super) fn new(clock: ServerClock, rules: &Rules) -> Self {
-        let numbers = numbers(rules);
-        let script = |parts: &[&str]| {
-            let text = [&[clock.script()], parts].concat().join("\n");
-            Script::new(&with_numbers(&text, &numbers))
-        };
-        let verb =
-            |(name, body): &(&str, &str)| format!("verbs.{name} = function(ARGV)\n{body}\nend\n");
-        let verbs: String = VERBS.iter().map(verb).collect();
-        let verbs = format!("local verbs = {{}}\n{verbs}");
-        let steps = [&SHARED[..], &[&verbs, include_str!("lua/steps.lua")]].concat();
-        Self {
-            open: script(&[include_str!("lua/open.lua")]),
-            steps: script(&steps),
-        }
+        let clock = clock.script();
+        let clock = format!("local function clock(KEYS)\n{clock}\nreturn now\nend\n");
+        let body = with_numbers(&(clock + &PARTS.concat()), &numbers(rules));
+        let mut hasher = DefaultHasher::new();
+        body.hash(&mut hasher);
+        let name = format!("sandhold_{:016x}", hasher.finish());
+        let (steps, open) = (format!("{name}_steps"), format!("{name}_open"));
+        let code = format!(
+            "#!lua name={name}\n{body}\nredis.register_function('{steps}', \
+             steps)\nredis.register_function('{open}', open)\n"
+        );
+        Self { code, steps, open }
+    }
+
+    /// Gives it to the server, which has it already or not.
+    pub(super) async fn load(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), RedisError> {
+        redis::cmd("FUNCTION")
+            .arg("LOAD")
+            .arg("REPLACE")
+            .arg(&self.code)
+            .exec_async(connection)
+            .await
+    }
+
+    /// Begins a call that carries steps out.
+    pub(super) fn steps(&self, key: &str) -> Cmd {
+        call(&self.steps, key)
+    }
+
+    /// Begins a call that meets the books.
+    pub(super) fn open(&self, key: &str) -> Cmd {
+        call(&self.open, key)
     }
 }
 
+fn call(function: &str, key: &str) -> Cmd {
+    let mut call = redis::cmd("FCALL");
+    call.arg(function).arg(1).arg(key);
+    call
+}
+
 fn pattern(parts: usize) -> String {
-    format!("'^{}$'", vec!["([^ ]*)"; parts].join(" "))
+    format!("'^{}$'", vec!["(%S*)"; parts].join(" "))
 }
 
 fn numbers(rules: &Rules) -> BTreeMap<&'static str, String> {
