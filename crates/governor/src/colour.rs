@@ -226,16 +226,11 @@ fn held_and_white(
     }
 }
 
-/// For how long it has been paused, as far as looks can tell. Whoever held it and woke it was heard
-/// then, so what counts is the later of the two. Traffic that woke it for less than a cycle, without
-/// its holder, is not seen.
+/// For how long it has been paused, as far as looks can tell. Traffic that woke it for less than a
+/// cycle, without its holder, is not seen.
 fn paused_for(record: &Record, now: Timestamp) -> Duration {
-    let heard = record.holding.as_ref().map(|h| h.heartbeat_at);
-    match (record.paused_since, heard) {
-        (Some(paused), Some(heard)) => now.since(paused.max(heard)),
-        (Some(paused), None) => now.since(paused),
-        (None, _) => Duration::ZERO,
-    }
+    let since = record.paused_unheard_since();
+    since.map_or(Duration::ZERO, |since| now.since(since))
 }
 
 fn roots(record: &Record, rules: &Rules, now: Timestamp) -> Vec<Root> {

@@ -17,6 +17,9 @@
 //! The driver runs the work side by side, removals at most `deletes_max` at a time; one that waits
 //! for its turn has not begun, so it holds no lock and another replica may take it.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -26,7 +29,7 @@ use sandhold_types::{Generation, SandboxId, Timestamp};
 
 use crate::{
     books::{Stage, View},
-    colour::{self, Kept, Retention, Seen, Verdict},
+    colour::{self, Colour, Kept, Retention, Seen, Verdict},
     ids::{Bucket, SlotId},
     listing::{Judgement, ListingJudge},
     ports::Listed,
@@ -286,6 +289,9 @@ impl Reclaimer {
         let shown: BTreeMap<&SandboxId, &Listed> =
             listing.iter().map(|l| (&l.sandbox, l)).collect();
         let mut condemn = Vec::new();
+        for record in view.records.iter().filter(|r| r.condemned.is_some()) {
+            work.extend(self.settle_condemned(record, view.now));
+        }
         for record in view.records.iter().filter(|r| r.condemned.is_none()) {
             let listed = record
                 .sandbox
@@ -294,7 +300,7 @@ impl Reclaimer {
             let seen = self.seen(record, listed, view.now);
             let verdict = self.verdict(record, seen, view);
             let looks = self.mark(record, &verdict, view.now);
-            work.extend(self.settle(record, listed, looks, view));
+            work.extend(self.settle(record, listed, (&verdict, looks), view));
             // While lost writes are settled the books condemn nobody; what matters is to settle.
             if view.stage == Stage::Settled {
                 condemn.extend(self.sweep(record, &verdict, looks));
@@ -367,7 +373,7 @@ impl Reclaimer {
         &self,
         record: &Record,
         listed: Option<&Listed>,
-        looks: u32,
+        (verdict, looks): (&Verdict, u32),
         view: &View,
     ) -> Option<Work> {
         let slot = record.slot.clone();
@@ -379,9 +385,13 @@ impl Reclaimer {
         match listed {
             Some(listed) => {
                 let was_paused = record.paused_since.is_some();
+                // How long a pause lasts counts from when its holder was heard no more.
+                let unheard = verdict.colour != Colour::Black;
                 let news = match listed.seen {
                     Seen::Running => was_paused,
-                    Seen::Paused => !was_paused,
+                    Seen::Paused => {
+                        !was_paused || unheard && record.paused_unheard_since().is_none()
+                    }
                     Seen::Unknown => false,
                 };
                 let seen = listed.seen;
@@ -397,6 +407,16 @@ impl Reclaimer {
             }
             None => Some(Work::Settle { slot, sandbox }),
         }
+    }
+
+    /// A slot that was condemned before its sandbox was bound: if its maker is heard no more, nobody
+    /// else says whether there is one, and the slot would be taken for ever (R-G5).
+    fn settle_condemned(&self, record: &Record, now: Timestamp) -> Option<Work> {
+        let made_by = record.making.as_ref();
+        let given_up = made_by.is_none_or(|m| now.since(m.since) >= self.rules.settle());
+        (record.sandbox.is_none() && given_up).then(|| Work::SettleMaking {
+            slot: record.slot.clone(),
+        })
     }
 
     fn looks_needed(&self) -> u32 {
@@ -567,8 +587,7 @@ fn standing_alarms(view: &View, rules: &Rules) -> Vec<Alarm> {
                 oldest,
             });
         }
-        let unused =
-            |r: &&&Record| r.paused_since.is_some() || verdict(r).colour != colour::Colour::Black;
+        let unused = |r: &&&Record| r.paused_since.is_some() || verdict(r).colour != Colour::Black;
         let idle = mine
             .iter()
             .filter(|r| r.is_counted())

@@ -154,7 +154,8 @@ pub struct Record {
     pub condemned: Option<Condemned>,
     /// When its life is over; the far future if it has no end of its own.
     pub ends_at: Timestamp,
-    /// Since when it has been seen paused, by the store's clock.
+    /// Since when it has been seen paused, by the store's clock. Whether that still says anything:
+    /// [`Record::paused_unheard_since`].
     pub paused_since: Option<Timestamp>,
     /// When the platform last confirmed that it is there, by the store's clock.
     pub seen_at: Option<Timestamp>,
@@ -170,6 +171,16 @@ impl Record {
             Some(condemned) => self.ends_at.min(condemned.at),
             None => self.ends_at,
         }
+    }
+
+    /// Since when it has been seen paused and its holder has not been heard (R-G13). A holder that was
+    /// heard may have woken it, so a pause that was seen before proves nothing about afterwards, until
+    /// it is seen again.
+    #[must_use]
+    pub fn paused_unheard_since(&self) -> Option<Timestamp> {
+        let heard = self.holding.as_ref().map(|h| h.heartbeat_at);
+        let seen = self.paused_since?;
+        heard.is_none_or(|heard| seen > heard).then_some(seen)
     }
 
     /// Whether it fills a place in its bucket.

@@ -197,42 +197,47 @@ impl Checker {
             Verb::Unchecked(inner) => inner,
             other => other,
         };
-        match verb {
-            Verb::LeaveQueue { slot } => self.queue.retain(|(_, s, _)| s != slot),
-            Verb::Acquire { slot, bucket, .. } => match step.answer {
-                Answer::Waiting { .. } => {
-                    let now = scene.store_now;
-                    match self.queue.iter_mut().find(|(_, s, _)| s == slot) {
-                        // After so long a silence it has lost its place.
-                        Some(place) if now.since(place.2).as_secs() < 5 => place.2 = now,
-                        _ => {
-                            self.queue.retain(|(_, s, _)| s != slot);
-                            self.queue.push((bucket.clone(), slot.clone(), now));
-                        }
-                    }
-                }
-                // It keeps its place for as long as a silence may be.
-                Answer::BeingMade => {}
-                _ => {
-                    let took = step.audit.iter().any(|a| a.what == Act::SlotTaken);
-                    let place = self.queue.iter().position(|(_, s, _)| s == slot);
-                    let before = &self.queue[..place.unwrap_or(self.queue.len())];
-                    let heard = |at: &Timestamp| scene.store_now.since(*at).as_millis() < 4_000;
-                    let passed: Vec<_> = before
-                        .iter()
-                        .filter(|(b, s, at)| b == bucket && s != slot && heard(at))
-                        .collect();
-                    // Whoever was there before may still come, if there is room for all of them.
-                    let quota = scene.policies.get(bucket).map_or(0, |p| p.0 as usize);
-                    let no_room = scene.books.used(bucket) + passed.len() > quota;
-                    if let (true, true, Some((_, first, _))) = (took, no_room, passed.first()) {
-                        let first = first.clone();
-                        self.fail(format!("queue: {slot} was served before {first}"));
-                    }
-                    self.queue.retain(|(_, s, _)| s != slot);
-                }
+        let Verb::Acquire { slot, bucket, .. } = verb else {
+            if let Verb::LeaveQueue { slot } = verb {
+                self.queue.retain(|(_, s, _)| s != slot);
+            }
+            return;
+        };
+        let now = scene.store_now;
+        let took = step.audit.iter().any(|a| a.what == Act::SlotTaken);
+        let queued = matches!(
+            step.answer,
+            Answer::Waiting { .. } | Answer::CapacityExceeded(_)
+        );
+        if took || queued {
+            // After so long a silence a place is lost to whoever comes; if nobody came, it is kept.
+            self.queue
+                .retain(|(_, s, at)| s == slot || now.since(*at).as_secs() < 5);
+        }
+        match step.answer {
+            Answer::Waiting { .. } => match self.queue.iter_mut().find(|(_, s, _)| s == slot) {
+                Some(place) => place.2 = now,
+                None => self.queue.push((bucket.clone(), slot.clone(), now)),
             },
-            _ => {}
+            // It keeps its place for as long as a silence may be.
+            Answer::BeingMade => {}
+            _ => {
+                let place = self.queue.iter().position(|(_, s, _)| s == slot);
+                let before = &self.queue[..place.unwrap_or(self.queue.len())];
+                let heard = |at: &Timestamp| now.since(*at).as_millis() < 4_000;
+                let passed: Vec<_> = before
+                    .iter()
+                    .filter(|(b, s, at)| b == bucket && s != slot && heard(at))
+                    .collect();
+                // Whoever was there before may still come, if there is room for all of them.
+                let quota = scene.policies.get(bucket).map_or(0, |p| p.0 as usize);
+                let no_room = scene.books.used(bucket) + passed.len() > quota;
+                if let (true, true, Some((_, first, _))) = (took, no_room, passed.first()) {
+                    let first = first.clone();
+                    self.fail(format!("queue: {slot} was served before {first}"));
+                }
+                self.queue.retain(|(_, s, _)| s != slot);
+            }
         }
     }
 

@@ -29,6 +29,31 @@ fn hundreds_of_worlds_hold() {
     assert!(kills > 2_000, "{kills} sandboxes were deleted");
 }
 
+/// Worlds that once failed, and what was wrong.
+const ONCE_FAILED: &[(u64, &str)] = &[
+    (
+        18721,
+        "a pause seen before its holder was heard was taken for one that lasted",
+    ),
+    (
+        24056,
+        "the checker took a place from a waiter whose silence nobody had used",
+    ),
+    (35134, "the same, after the other had waited its time out"),
+    (
+        32861,
+        "a slot condemned before its sandbox was bound was never settled",
+    ),
+];
+
+#[test]
+fn worlds_that_once_failed_hold() {
+    for (seed, why) in ONCE_FAILED {
+        let report = World::from_seed(*seed, Rules::default()).run();
+        assert_eq!(report.violation, None, "seed {seed}, where {why}");
+    }
+}
+
 #[test]
 fn the_same_seed_is_the_same_world_byte_for_byte() {
     for seed in [3, 33, 333] {

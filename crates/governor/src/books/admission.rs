@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   asks ─▶ queue (one order for all buckets) ─▶ room in its bucket and under the cap? ─▶ slot
-//!             │ not heard for 5 s: loses its place
+//!             │ not heard for 5 s: loses its place to whoever asks next
 //!             └ waited 30 s: CAPACITY_EXCEEDED
 //! ```
 //!

@@ -297,7 +297,9 @@ impl Books {
         record.seen_at = Some(now);
         match seen {
             Seen::Running => record.paused_since = None,
-            Seen::Paused => record.paused_since = record.paused_since.or(Some(now)),
+            Seen::Paused => {
+                record.paused_since = record.paused_unheard_since().or(Some(now));
+            }
             Seen::Unknown => {}
         }
         if !self.rules.keeps(Rule::ScanRenewsNothing)

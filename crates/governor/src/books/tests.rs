@@ -240,6 +240,30 @@ fn a_waiter_that_is_not_heard_holds_nobody_up() {
 }
 
 #[test]
+fn a_silence_that_nobody_used_costs_no_place() {
+    // R-G4
+    let mut world = strict(1);
+    world.make(1, "o1", "l1", 0);
+    world.acquire("s2", "o2", "l2", 1);
+    world.acquire("s3", "o3", "l3", 4);
+    assert_eq!(
+        world.acquire("s2", "o2", "l2", 7),
+        Answer::Waiting { ahead: 0 },
+        "silent for six seconds, and nobody came meanwhile"
+    );
+    assert_eq!(
+        world.acquire("s3", "o3", "l3", 8),
+        Answer::Waiting { ahead: 1 }
+    );
+    world.acquire("s3", "o3", "l3", 12);
+    assert_eq!(
+        world.acquire("s2", "o2", "l2", 13),
+        Answer::Waiting { ahead: 1 },
+        "s3 came when s2 was silent for five"
+    );
+}
+
+#[test]
 fn the_global_gate_serves_buckets_in_one_order_and_full_ones_block_nobody() {
     // R-G4
     let mut world = World::new(2, Retention::Undeclared, Some(3));
@@ -701,6 +725,30 @@ fn a_paused_sandbox_of_a_silent_lease_is_kept_as_its_bucket_declares() {
             "never by being white"
         );
     }
+}
+
+#[test]
+fn a_pause_that_was_seen_before_its_holder_was_heard_proves_nothing() {
+    // R-G13: whoever held it may have woken it since, and nobody looked.
+    let hour = Retention::After(Duration::from_secs(3600));
+    let mut world = World::new(1, hour, None);
+    let grant = world.make(1, "o1", "l1", 0);
+    let paused = Verb::NoteSeen {
+        slot: grant.slot.clone(),
+        seen: Seen::Paused,
+    };
+    world.step(paused.clone(), 60);
+    world.beat("o1", "l1", grant.generation, 90);
+    let remove = |world: &mut World, s| {
+        world.remove(1, grant.generation, Ground::Retention, Seen::Paused, s)
+    };
+    let kept = Answer::Refused(RemovalRefused::NoGround);
+    assert_eq!(remove(&mut world, 5_000), kept, "not seen paused since");
+    world.step(paused.clone(), 5_000);
+    world.step(paused, 7_000);
+    assert_eq!(remove(&mut world, 8_600), kept);
+    let removed = remove(&mut world, 8_601);
+    assert!(matches!(removed, Answer::Remove { .. }), "{removed:?}");
 }
 
 #[test]

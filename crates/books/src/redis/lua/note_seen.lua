@@ -5,7 +5,7 @@ function verbs.note_seen(slot, seen)
   r[SEEN_AT] = at
   if seen == 'running' then
     r[PAUSED_SINCE] = ''
-  elseif seen == 'paused' and r[PAUSED_SINCE] == '' then
+  elseif seen == 'paused' and not paused_unheard_since(r) then
     r[PAUSED_SINCE] = at
   end
   put(slot, r)

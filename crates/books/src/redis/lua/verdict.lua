@@ -23,6 +23,12 @@ local function is_overdue(r)
   return now > least(due_at + OVERDUE_GRACE, FAR_FUTURE)
 end
 
+-- Since when it has been seen paused and its holder has not been heard, or nothing.
+local function paused_unheard_since(r)
+  if r[PAUSED_SINCE] == '' or r[LEASE] ~= '' and r[PAUSED_SINCE] + 0 <= r[LEASE_BEAT] + 0 then return nil end
+  return r[PAUSED_SINCE]
+end
+
 -- The ground on which it may go now, or nothing, and its colour.
 local function verdict(r, seen, retention)
   if is_overdue(r) then return 'overdue' end
@@ -30,8 +36,8 @@ local function verdict(r, seen, retention)
   if colour ~= 'white' then return nil, colour end
   if r[MANAGED] == 'direct' then return nil, colour end
   if r[LEASE] == '' or r[SANDBOX] == '' or seen == 'running' then return 'white', colour end
-  if seen ~= 'paused' or retention == '' or r[PAUSED_SINCE] == '' then return nil, colour end
-  local paused_for = least(since(r[PAUSED_SINCE]), since(r[LEASE_BEAT]))
-  if paused_for > retention + 0 then return 'retention', colour end
+  if seen ~= 'paused' or retention == '' then return nil, colour end
+  local paused = paused_unheard_since(r)
+  if paused and since(paused) > retention + 0 then return 'retention', colour end
   return nil, colour
 end
