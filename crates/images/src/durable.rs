@@ -43,7 +43,21 @@ pub(crate) fn publish_directory(directory: &Path, place: &Path) -> io::Result<()
     sync_parent(place)
 }
 
-fn sync_parent(path: &Path) -> io::Result<()> {
+/// Makes a directory of files durable, and its name, file by file: a sync of the whole file system
+/// would wait for what others write.
+///
+/// # Errors
+/// A file cannot be read or written back.
+pub fn sync_image(directory: &Path) -> io::Result<()> {
+    for entry in directory.read_dir()? {
+        File::open(entry?.path())?.sync_data()?;
+    }
+    File::open(directory)?.sync_all()?;
+    sync_parent(directory)
+}
+
+/// Makes the name `path` durable.
+pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),

@@ -56,6 +56,7 @@ pub use definition::{
 pub use dockerfile::{
     Context, ContextError, DockerStep, Dockerfile, DockerfileError, parse as parse_dockerfile,
 };
+pub use durable::sync_image;
 pub use image::{Credentials, ImageError, ImageSource, Registries, RegistriesError};
 pub use layers::fuzzing;
 pub use oven::{BakeError, Oven, clear_left_overs};

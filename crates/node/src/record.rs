@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
+use sandhold_engine::EngineIdentity;
 use sandhold_platform::{
     AutoResume, BusyWith, CreateSandbox, Egress, Ended, HistoryEvent, Owner, PauseKeeps,
     PublicTraffic, SandboxView, Sleep, TemplateStamp,
@@ -67,12 +68,15 @@ pub(crate) struct Record {
 }
 
 /// A captured life of a sandbox.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Image {
     /// Which life.
     pub(crate) of: Incarnation,
     /// Whether all of it is known to be there.
     pub(crate) proof: Proof,
+    /// Which engine wrote it (BC-092); unknown of those that were written down before this was.
+    #[serde(default)]
+    pub(crate) engine: Option<EngineIdentity>,
 }
 
 /// What is known of an image.

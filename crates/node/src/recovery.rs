@@ -263,7 +263,7 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
                 record.note(SandboxState::Paused, Actor::Recovery, reason, now);
                 write(dependencies, &record).await?;
             }
-            let kept = record.image.map(|image| image.of);
+            let kept = record.image.as_ref().map(|image| image.of);
             sleep::remove_images(dependencies, &record.id, kept).await;
             Beginning::Adopted
         }
@@ -276,6 +276,8 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
             record.image = Some(Image {
                 of: record.incarnation,
                 proof: Proof::Missing,
+                // Begun by a process that may have run another release.
+                engine: None,
             });
             let reason = "its capture was cut short by a restart".to_owned();
             record.note(SandboxState::Paused, Actor::Recovery, reason, now);

@@ -30,7 +30,6 @@ use crate::{
     node::blocking,
     record::Record,
     sleep::{self, Joins, Restored},
-    sleeping::{FIRST_WAKE_MAX, is_worth_another_try, within},
     snapshotting::line_from,
 };
 
@@ -140,8 +139,8 @@ impl SandboxActor {
         Ok(())
     }
 
-    /// Restores the snapshot as the next life, in one or two tries, and returns which life it is.
-    /// Nothing is left of a try that failed.
+    /// Restores the snapshot as the next life and returns which life it is. Nothing is left of one
+    /// that failed.
     async fn restore_snapshot(
         &mut self,
         to: &Lease,
@@ -157,26 +156,17 @@ impl SandboxActor {
             network,
         };
         let mut next = self.record.clone();
-        let mut patience = FIRST_WAKE_MAX;
-        loop {
-            next.incarnation = next.incarnation.next();
-            let restored = match self.make_room_for(next.incarnation).await {
-                Ok(()) => {
-                    let this_try = within(patience, deadline);
-                    self.restore_as(&next, &from, this_try).await
-                }
-                Err(error) => Err(error),
-            };
-            let Err(error) = restored else {
-                self.dependencies.faults.reach("rollback.restored");
-                return Ok(next.incarnation);
-            };
+        next.incarnation = next.incarnation.next();
+        let restored = match self.make_room_for(next.incarnation).await {
+            Ok(()) => self.restore_as(&next, &from, deadline).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = restored {
             self.clear(next.incarnation).await;
-            if !is_worth_another_try(&error, deadline) {
-                return Err(error);
-            }
-            patience *= 2;
+            return Err(error);
         }
+        self.dependencies.faults.reach("rollback.restored");
+        Ok(next.incarnation)
     }
 
     async fn make_room_for(&self, life: Incarnation) -> Result<(), PlatformError> {

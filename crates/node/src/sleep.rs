@@ -174,7 +174,7 @@ impl Restored {
         record: &Record,
         waking: Waking,
     ) -> Result<Self, PlatformError> {
-        let image = record.image.ok_or_else(|| PlatformError::Node {
+        let image = record.image.as_ref().ok_or_else(|| PlatformError::Node {
             step: "finding its image",
             source: "the record names none".into(),
         })?;
@@ -247,6 +247,25 @@ pub(crate) fn build(
         step: "finding what it was made from",
         source: format!("build {} is not there", record.template.build).into(),
     })
+}
+
+/// Brings the image of the sandbox's present life and its record to the disk. Nobody waits for it:
+/// that takes about as long as the capture, and only a power cut in between could tell, which the
+/// processes would not have outlived either. A woken sandbox has no image any more.
+pub(crate) fn sync_image(dependencies: &Dependencies, record: &Record) {
+    let id = record.id.clone();
+    let image = dependencies.layout.image(&id, record.incarnation);
+    let written = dependencies.layout.record(&id);
+    let sync = move || {
+        sandhold_images::sync_image(&image)?;
+        fs::File::open(written)?.sync_all()
+    };
+    tokio::task::spawn_blocking(move || match sync() {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(sandbox = %id, %error, "its image may not outlive a power cut");
+        }
+        _ => {}
+    });
 }
 
 /// Removes every captured life of the sandbox except `kept`. What cannot be removed now goes with

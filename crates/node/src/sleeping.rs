@@ -16,6 +16,7 @@
 use std::time::Duration;
 
 use sandhold_engine::{AfterCapture, EngineError};
+use sandhold_images::check_warm;
 use sandhold_platform::{
     BusyWith, GuestHealth, LifetimeChange, NewLifetime, Pause, PlatformError, Resume, Sleep,
     Waking, Woken,
@@ -34,9 +35,6 @@ use crate::{
     sleep::{self, Captured, Restored},
 };
 
-/// How long the first restore of a wake-up may take until the guest answers. Far more than one takes
-/// that comes to answer at all.
-pub(crate) const FIRST_WAKE_MAX: Duration = Duration::from_secs(12);
 /// How long the wake-up may take that finds out whether an image is whole.
 const PROOF_BUDGET: Duration = Duration::from_secs(60);
 
@@ -147,10 +145,12 @@ impl SandboxActor {
         asleep.image = Some(Image {
             of: asleep.incarnation,
             proof,
+            engine: Some(self.dependencies.engine.identity()),
         });
         asleep.note(SandboxState::Paused, by, "it sleeps".to_owned(), now);
-        self.commit_as(asleep, Durability::Synced).await?;
+        self.commit_as(asleep, Durability::Process).await?;
         self.dependencies.faults.reach("pause.asleep");
+        sleep::sync_image(&self.dependencies, &self.record);
         self.clear(self.record.incarnation).await;
         self.dependencies.faults.reach("pause.cleared");
         Ok(())
@@ -178,6 +178,7 @@ impl SandboxActor {
         deadline: Deadline,
     ) -> Result<(), PlatformError> {
         self.may(Operation::Resume)?;
+        self.check_image()?;
         self.clear_left_overs().await;
         let mut resuming = self.record.clone();
         resuming.incarnation = resuming.incarnation.next();
@@ -193,7 +194,7 @@ impl SandboxActor {
         // Counted as awake from the line above on, so that of two that do not fit together at most
         // one is woken.
         let woken = match self.check_room() {
-            Ok(()) => self.wake_in_tries(resume.waking, deadline).await,
+            Ok(()) => self.wake(resume.waking, deadline).await,
             refused => refused,
         };
         match woken {
@@ -205,32 +206,23 @@ impl SandboxActor {
         }
     }
 
-    /// Wakes the life that the record names. One that does not come to answer is thrown away and the
-    /// image, which is as it was, is restored once more into the next life (R-G9): now and then a
-    /// restored guest stands still. Each try may take longer than the one before.
-    async fn wake_in_tries(
-        &mut self,
-        waking: Waking,
-        deadline: Deadline,
-    ) -> Result<(), PlatformError> {
+    /// Wakes the life that the record names.
+    async fn wake(&self, waking: Waking, deadline: Deadline) -> Result<(), PlatformError> {
         let from = Restored::own(&self.dependencies, &self.record, waking)?;
-        let mut patience = FIRST_WAKE_MAX;
-        loop {
-            let this_try = within(patience, deadline);
-            let error = match self.restore_as(&self.record, &from, this_try).await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            if !is_worth_another_try(&error, deadline) {
-                return Err(error);
-            }
-            tracing::warn!(sandbox = %self.record.id, error = ?error, "restored once more");
-            self.clear(self.record.incarnation).await;
-            let mut again = self.record.clone();
-            again.incarnation = again.incarnation.next();
-            self.commit_as(again, Durability::Process).await?;
-            patience *= 2;
-        }
+        self.restore_as(&self.record, &from, deadline).await
+    }
+
+    /// Whether this engine can restore the image that it sleeps in (BC-092).
+    fn check_image(&self) -> Result<(), PlatformError> {
+        let image = self.record.image.as_ref();
+        let Some(recorded) = image.and_then(|image| image.engine.as_ref()) else {
+            return Ok(());
+        };
+        let fits = check_warm(recorded, &self.dependencies.engine.identity());
+        fits.map_err(|mismatch| PlatformError::ImageIncompatible {
+            id: self.record.id.clone(),
+            why: mismatch.to_string(),
+        })
     }
 
     async fn wake_up(&mut self, resume: &Resume, by: Actor) -> Result<(), PlatformError> {
@@ -434,22 +426,6 @@ impl SandboxActor {
             self.entry.doze.was_busy(now);
         }
     }
-}
-
-/// At most `patience` from now, and never past `deadline`.
-pub(crate) fn within(patience: Duration, deadline: Deadline) -> Deadline {
-    let now = tokio::time::Instant::now().into_std();
-    Deadline::after(now, patience.min(deadline.remaining(now)))
-}
-
-/// Whether a restored life that failed may have stood still by chance, and there is time for one more.
-pub(crate) fn is_worth_another_try(error: &PlatformError, deadline: Deadline) -> bool {
-    let now = tokio::time::Instant::now().into_std();
-    let is_silent = matches!(
-        error,
-        PlatformError::GuestUnresponsive { .. } | PlatformError::Deadline { .. }
-    );
-    is_silent && deadline.remaining(now) >= FIRST_WAKE_MAX
 }
 
 fn capture_failed(detail: &str) -> PlatformError {

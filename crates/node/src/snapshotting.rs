@@ -15,7 +15,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use sandhold_engine::AfterCapture;
+use sandhold_engine::{AfterCapture, EngineIdentity};
 use sandhold_images::{Snapshot, SnapshotError};
 use sandhold_platform::{Pause, PauseKeeps, PlatformError, SnapshotKind, TakeSnapshot};
 use sandhold_types::{Actor, Incarnation, Operation, SandboxState, SnapshotId};
@@ -67,7 +67,8 @@ impl SandboxActor {
         };
         match captured {
             Captured::Beside => {
-                let taken = self.keep(wanted, self.record.incarnation, begun.elapsed());
+                let engine = self.dependencies.engine.identity();
+                let taken = self.keep(wanted, self.record.incarnation, engine, begun.elapsed());
                 let taken = taken.await;
                 (self.go_on(taken, by).await, Next::Continue)
             }
@@ -100,6 +101,7 @@ impl SandboxActor {
         &self,
         wanted: TakeSnapshot,
         life: Incarnation,
+        engine: EngineIdentity,
         paused: Duration,
     ) -> Result<Arc<Snapshot>, PlatformError> {
         let record = &self.record;
@@ -116,7 +118,7 @@ impl SandboxActor {
             keeps: wanted.keeps,
             taken_at: self.dependencies.clock.now(),
             source_paused_ms: u64::try_from(paused.as_millis()).unwrap_or(u64::MAX),
-            engine: self.dependencies.engine.identity(),
+            engine,
             control_token: record.tokens.control.clone(),
             boot_token: record.tokens.boot.clone(),
             size_bytes: 0,
@@ -167,8 +169,9 @@ impl SandboxActor {
         if let Err(error) = asleep.await {
             return (Err(error), Next::Continue);
         }
+        let engine = self.dependencies.engine.identity();
         let taken = self
-            .keep(wanted, self.record.incarnation, begun.elapsed())
+            .keep(wanted, self.record.incarnation, engine, begun.elapsed())
             .await;
         if let Ok(snapshot) = &taken {
             stand_on(&mut self.record.line, snapshot);
@@ -185,6 +188,7 @@ impl SandboxActor {
         let whole = self
             .record
             .image
+            .clone()
             .filter(|image| image.proof == Proof::Complete);
         let image = whole.ok_or_else(|| PlatformError::Engine {
             step: "capturing it",
@@ -201,7 +205,10 @@ impl SandboxActor {
             },
             ..wanted
         };
-        let taken = self.keep(wanted, image.of, Duration::ZERO).await?;
+        let written_by = image.engine;
+        let engine = written_by.unwrap_or_else(|| self.dependencies.engine.identity());
+        let taken = self.keep(wanted, image.of, engine, Duration::ZERO);
+        let taken = taken.await?;
         let mut changed = self.record.clone();
         stand_on(&mut changed.line, &taken);
         self.commit(changed).await?;

@@ -19,10 +19,12 @@ use sandhold_engine::{
 use sandhold_node::Node;
 use sandhold_platform::{
     AUTO_RESUME_MIN_MS, AutoResume, BusyWith, GuestHealth, LifetimeChange, NewLifetime, Pause,
-    PauseKeeps, Platform, PlatformError, Resume, RouteLookup, Routes, SandboxView, WakeError,
-    Waking, Woken,
+    PauseKeeps, Platform, PlatformError, Resume, RouteLookup, Routes, SandboxView, TakeSnapshot,
+    TimeTravel, WakeError, Waking, Woken,
 };
-use sandhold_types::{Actor, Clock, Clocking, EndReason, OnTimeout, SandboxId, SandboxState};
+use sandhold_types::{
+    Actor, Clock, Clocking, EndReason, ErrorCode, OnTimeout, SandboxId, SandboxState,
+};
 use support::{FOR_EVER, Machine, create, eventually, request, within};
 
 const AS_MADE: Resume = Resume {
@@ -196,6 +198,43 @@ async fn a_wake_up_that_fails_leaves_it_asleep_and_the_next_one_succeeds() {
         );
         machine.assert_in_order(&node).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_of_another_release_of_the_engine_is_not_tried_and_wakes_where_it_was_written() {
+    // BC-092
+    let machine = Machine::new();
+    let node = machine.start().await;
+    let made = create(&node).await.unwrap();
+    pause(&node, &made.id).await.unwrap();
+    stop(node).await;
+    machine.engine.becomes("2");
+    let node = machine.start().await;
+    let launches = machine.calls(Operation::Launch);
+    let refused = resume(&node, &made.id).await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::SnapshotIncompatible, "{refused}");
+    assert!(
+        refused.to_string().contains("this node runs 2"),
+        "{refused}"
+    );
+    assert_eq!(machine.calls(Operation::Launch), launches);
+    // A snapshot of the sleeping one is of the release that wrote it, not of the present one.
+    let taken = node.take_snapshot(
+        &made.id,
+        TakeSnapshot::default(),
+        Actor::Operator,
+        within(10),
+    );
+    let taken = taken.await.unwrap();
+    let rolled = node.roll_back(&made.id, &taken.id, Actor::Operator, within(10));
+    let refused = rolled.await.unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::SnapshotIncompatible, "{refused}");
+    machine.assert_in_order(&node).await;
+    stop(node).await;
+    machine.engine.becomes("1");
+    let node = machine.start().await;
+    resume(&node, &made.id).await.unwrap();
+    machine.assert_in_order(&node).await;
 }
 
 #[tokio::test(start_paused = true)]

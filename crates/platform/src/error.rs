@@ -24,6 +24,16 @@ pub enum PlatformError {
         /// What differs.
         why: String,
     },
+    /// A sleeping sandbox whose image this engine or processor cannot restore (BC-092).
+    #[error(
+        "sandbox {id} cannot be woken here: {why}; it sleeps on, and wakes where it was put to sleep"
+    )]
+    ImageIncompatible {
+        /// The sandbox.
+        id: SandboxId,
+        /// What differs.
+        why: String,
+    },
     /// The name that a snapshot was to have belongs to a template.
     #[error("the name '{0}' belongs to a template")]
     NameTaken(String),
@@ -125,7 +135,9 @@ impl PlatformError {
             Self::NotFound(_) => ErrorCode::SandboxNotFound,
             Self::TemplateNotFound(_) => ErrorCode::TemplateNotFound,
             Self::SnapshotNotFound(_) => ErrorCode::SnapshotNotFound,
-            Self::SnapshotIncompatible { .. } => ErrorCode::SnapshotIncompatible,
+            Self::SnapshotIncompatible { .. } | Self::ImageIncompatible { .. } => {
+                ErrorCode::SnapshotIncompatible
+            }
             Self::NameTaken(_) => ErrorCode::NameTaken,
             Self::BuildNotFound { .. } => ErrorCode::BuildNotFound,
             Self::TooMany(_) => ErrorCode::TooManyRequests,

@@ -203,22 +203,37 @@ impl Snapshots {
         image: &Path,
     ) -> Result<Arc<Snapshot>, SnapshotError> {
         let directory = self.directory(&snapshot.id);
+        let record = self.record(&snapshot.id);
         let written = self.link(&snapshot.id, image).and_then(|size_bytes| {
             snapshot.size_bytes = size_bytes;
-            Ok(snapshot.write(&self.record(&snapshot.id))?)
+            self.bring_to_disk(&snapshot)?;
+            Ok(snapshot.write(&record)?)
         });
-        if let Err(error) = written {
-            // Should this fail too, it has no record and goes at the next start.
+        let published = written.and_then(|()| {
+            let published = Arc::new(snapshot);
+            let mut inner = self.lock();
+            self.take_names(&mut inner, &published)?;
+            let id = published.id.clone();
+            inner.all.insert(id, Arc::clone(&published));
+            Ok(published)
+        });
+        published.inspect_err(|_| {
+            // Should either fail too: what has no record goes at the next start.
+            let _ = durable::remove_file(&record);
             let _ = fs::remove_dir_all(&directory);
-            return Err(error);
+        })
+    }
+
+    /// A snapshot that somebody will be told of outlives a power cut. A temporary one is gone with
+    /// the process that made it.
+    fn bring_to_disk(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        if snapshot.kind == SnapshotKind::Temporary {
+            return Ok(());
         }
-        let published = Arc::new(snapshot);
-        let mut inner = self.lock();
-        self.take_names(&mut inner, &published)?;
-        inner
-            .all
-            .insert(published.id.clone(), Arc::clone(&published));
-        Ok(published)
+        let image = self.image(&snapshot.id);
+        durable::sync_image(&image).map_err(file_error("bring to the disk", &image))?;
+        let directory = self.directory(&snapshot.id);
+        durable::sync_parent(&directory).map_err(file_error("bring to the disk", &directory))
     }
 
     /// Gives the image's files a second name in the snapshot's directory. Returns their bytes.
