@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use sandhold_governor::{
-    books::{Act, Audit, BucketPolicy, GoneEvidence, Line, Sealed, SealedHow},
+    books::{Act, Audit, BucketPolicy, GoneEvidence, Line, RunDefaults, Sealed, SealedHow},
     colour::Retention,
     ids::{Bucket, SlotId},
     record::{
@@ -48,8 +48,9 @@ pub(crate) const RECORD_PARTS: [&str; 26] = [
     "COUNTED",
 ];
 
-/// The parts of a bucket, in order. The last is kept where there is no other count of it.
-pub(crate) const BUCKET_PARTS: [&str; 3] = ["QUOTA", "RETENTION", "USED_HERE"];
+/// The parts of a bucket, in order. How many are used is kept where there is no other count of it; the
+/// last part may be missing.
+pub(crate) const BUCKET_PARTS: [&str; 4] = ["QUOTA", "RETENTION", "USED_HERE", "RUNS"];
 
 /// A line that does not read as what it was written as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -307,15 +308,67 @@ pub(crate) fn write_retention(retention: Retention) -> String {
     }
 }
 
+/// What the runs of a bucket get: four parts between slashes, or nothing. No template has one in its name.
+pub(crate) fn write_run_defaults(runs: &RunDefaults) -> String {
+    if *runs == RunDefaults::default() {
+        return String::new();
+    }
+    let in_ms = |time: Option<Duration>| or_empty(time.map(ms));
+    [
+        or_empty(runs.main.as_ref()),
+        or_empty(runs.light.as_ref()),
+        in_ms(runs.timeout),
+        in_ms(runs.timeout_max),
+    ]
+    .join("/")
+}
+
+fn read_run_defaults(text: &str) -> Result<RunDefaults, Unreadable> {
+    let unreadable = Unreadable("defaults of runs");
+    if text.is_empty() {
+        return Ok(RunDefaults::default());
+    }
+    let parts: Vec<&str> = text.split('/').collect();
+    let [main, light, timeout, timeout_max] = parts[..] else {
+        return Err(unreadable);
+    };
+    let template = |text: &str| match text {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|_| unreadable),
+    };
+    let time = |text: &str| match text {
+        "" => Ok(None),
+        text => {
+            let ms = text.parse().map_err(|_| unreadable)?;
+            Ok(Some(Duration::from_millis(ms)))
+        }
+    };
+    Ok(RunDefaults {
+        main: template(main)?,
+        light: template(light)?,
+        timeout: time(timeout)?,
+        timeout_max: time(timeout_max)?,
+    })
+}
+
+/// The places that are used are counted elsewhere.
+pub(crate) fn write_policy(policy: &BucketPolicy) -> String {
+    let (quota, retention) = (policy.quota, write_retention(policy.retention));
+    format!("{quota} {retention}  {}", write_run_defaults(&policy.runs))
+}
+
 /// `None` if the bucket was never set and only counts what was found in it.
 pub(crate) fn read_policy(text: &str) -> Result<Option<BucketPolicy>, Unreadable> {
     let mut parts = Parts::of(text, "bucket");
     let (quota, retention) = (parts.optional()?, parts.optional()?);
+    // What older ones end with is only a count, or nothing.
+    let runs = read_run_defaults(parts.rest.nth(1).unwrap_or_default())?;
     Ok(quota.map(|quota| BucketPolicy {
         quota,
         retention: retention.map_or(Retention::Undeclared, |ms| {
             Retention::After(Duration::from_millis(ms))
         }),
+        runs,
     }))
 }
 
@@ -414,4 +467,43 @@ pub(crate) fn read_audit(text: &str) -> Result<Audit, Unreadable> {
 pub(crate) fn read_audits(text: &str) -> Result<Vec<Audit>, Unreadable> {
     let entries = text.lines().filter(|line| !line.is_empty());
     entries.map(read_audit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_reads_as_it_was_written_and_an_older_one_without_what_it_had_not() {
+        // R-G13
+        let policy = BucketPolicy {
+            runs: RunDefaults {
+                main: Some("heavy".parse().unwrap()),
+                light: None,
+                timeout: Some(Duration::from_secs(60)),
+                timeout_max: None,
+            },
+            ..BucketPolicy::new(5, Retention::After(Duration::from_secs(1)))
+        };
+        assert_eq!(
+            read_policy(&write_policy(&policy)),
+            Ok(Some(policy.clone()))
+        );
+        let plain = BucketPolicy {
+            runs: RunDefaults::default(),
+            ..policy
+        };
+        for text in ["5 1000", "5 1000 3", "5 1000 3 "] {
+            assert_eq!(read_policy(text), Ok(Some(plain.clone())), "{text:?}");
+        }
+        assert_eq!(read_policy("  3"), Ok(None), "only counted");
+        for text in [
+            "5 1000 3 a",
+            "5 1000 3 a/b/c",
+            "5 1000 3 a/b/c/d",
+            "5 1000 3 a/b/1/2/",
+        ] {
+            assert!(read_policy(text).is_err(), "{text:?}");
+        }
+    }
 }

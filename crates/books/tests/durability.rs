@@ -195,6 +195,26 @@ async fn a_redis_that_lost_its_last_writes_settles_first() {
 }
 
 #[tokio::test]
+async fn a_bucket_that_an_older_server_wrote_goes_on() {
+    // R-G13: it had no defaults for its runs.
+    let dir = tempfile::tempdir().unwrap();
+    let server = RedisServer::start(dir.path());
+    let settings = server.settings(ServerClock::Own);
+    let books = RedisBooks::open(settings, &Rules::default()).await.unwrap();
+    let books = KeptBooks::Redis(Box::new(books));
+    answer(&books, set_bucket("a", 3)).await;
+    let (key, field) = ("{sandhold}:v1", format!("b{}", bucket("a")));
+    let mut raw = server.connect();
+    let new: String = raw.hget(key, &field).unwrap();
+    let old = new.strip_suffix(' ').expect("it ends with what is new");
+    let () = raw.hset(key, &field, old).unwrap();
+    assert_eq!(view(&books).await.buckets[&bucket("a")].quota, 3);
+    make(&books, 1).await;
+    let counted: String = raw.hget(key, &field).unwrap();
+    assert_eq!(counted, "3  1 ", "it is counted, and written as it is now");
+}
+
+#[tokio::test]
 async fn a_redis_that_lost_everything_settles_first() {
     let dir = tempfile::tempdir().unwrap();
     let server = RedisServer::start(dir.path());

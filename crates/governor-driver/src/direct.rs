@@ -88,10 +88,8 @@ fn default_policy(bucket: &Bucket) -> BucketPolicy {
     let known = DEFAULT_QUOTAS
         .iter()
         .find(|(env, _)| *env == bucket.env.as_str());
-    BucketPolicy {
-        quota: known.map_or(DEFAULT_QUOTA, |(_, quota)| *quota),
-        retention: Retention::Undeclared,
-    }
+    let quota = known.map_or(DEFAULT_QUOTA, |(_, quota)| *quota);
+    BucketPolicy::new(quota, Retention::Undeclared)
 }
 
 fn claim(
@@ -243,11 +241,20 @@ impl<P: Platform + DirectSandboxes + 'static> Governor<P> {
     ///
     /// # Errors
     /// The books did not answer.
-    pub async fn ensure_bucket(&self, bucket: &Bucket) -> Result<(), StoreError> {
-        if !self.view().await?.buckets.contains_key(bucket) {
-            self.shared.set_default(bucket).await?;
+    pub async fn ensure_bucket(&self, bucket: &Bucket) -> Result<BucketPolicy, StoreError> {
+        if let Some(policy) = self.policy(bucket).await? {
+            return Ok(policy);
         }
-        Ok(())
+        self.shared.set_default(bucket).await?;
+        Ok(default_policy(bucket))
+    }
+
+    /// What a bucket may have and its runs get; `None` if it was never set.
+    ///
+    /// # Errors
+    /// The books did not answer.
+    pub async fn policy(&self, bucket: &Bucket) -> Result<Option<BucketPolicy>, StoreError> {
+        Ok(self.view().await?.buckets.remove(bucket))
     }
 
     /// Takes a slot for a sandbox that is made directly: asks until there is room, the time to wait

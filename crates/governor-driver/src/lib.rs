@@ -32,7 +32,7 @@ pub use crate::{
     direct::{Admitted, DirectSandbox, DirectSandboxes},
     governor::{Governor, GovernorParts},
     guest::{GuestAnswer, GuestRequest, Guests, Reading},
-    http::{HttpPlatform, HttpPlatformError, HttpPlatformSettings},
+    http::{HttpPlatform, HttpPlatformError, HttpPlatformSettings, TrustError},
     local::{LocalPlatform, MANAGED_BY, Metadata, ends_at},
     reclaim::CycleReport,
     runs::{

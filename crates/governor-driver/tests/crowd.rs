@@ -238,10 +238,7 @@ impl Crowd {
         let platform = Observed(Arc::default());
         let start = || Replica::start(kept, &platform);
         let mut replicas: Vec<Replica> = (0..self.replicas).map(|_| start()).collect();
-        let policy = BucketPolicy {
-            quota: self.quota,
-            retention: Retention::Undeclared,
-        };
+        let policy = BucketPolicy::new(self.quota, Retention::Undeclared);
         let first = &replicas[0];
         let set = first.governor.set_bucket(bucket("a"), policy);
         first.runtime.block_on(set).unwrap();

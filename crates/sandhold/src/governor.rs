@@ -4,7 +4,11 @@
 //! node, so on a Redis they stand under the name of this node's tag: two servers with data directories
 //! of their own never read each other's sandboxes as gone.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use sandhold_books::{
@@ -37,8 +41,8 @@ pub(crate) struct GovernorArgs {
     /// The most sandboxes over all namespaces and envs together. Default: only the buckets' quotas.
     #[arg(long, env = "SANDHOLD_GLOBAL_CAP")]
     global_cap: Option<u32>,
-    /// Make the governor's sandboxes on this E2B-compatible service (http://host:port) instead of on this
-    /// machine.
+    /// Make the governor's sandboxes on this E2B-compatible service (http://host:port or
+    /// https://host:port) instead of on this machine.
     #[arg(long, env = "SANDHOLD_PLATFORM_URL", requires = "platform_key")]
     platform_url: Option<String>,
     /// The key of that service.
@@ -48,6 +52,10 @@ pub(crate) struct GovernorArgs {
     /// at its URL, by the two routing headers.
     #[arg(long, env = "SANDHOLD_PLATFORM_DOMAIN")]
     platform_domain: Option<String>,
+    /// The file (PEM) with the authorities that the certificate of that service is checked by. Default:
+    /// this machine's.
+    #[arg(long, env = "SANDHOLD_PLATFORM_CA", requires = "platform_url")]
+    platform_ca: Option<PathBuf>,
     /// For how many seconds a sandbox of that service lives after its holder was last heard.
     #[arg(long, env = "SANDHOLD_PLATFORM_LIFE_S", default_value_t = PLATFORM_LIFE_S, value_parser = clap::value_parser!(u64).range(300..))]
     platform_life_s: u64,
@@ -106,6 +114,7 @@ fn service(args: &GovernorArgs) -> Option<HttpPlatformSettings> {
     Some(HttpPlatformSettings {
         url: args.platform_url.clone()?,
         api_key: args.platform_key.clone()?,
+        authority: args.platform_ca.clone(),
         domain: args.platform_domain.clone(),
         life: Duration::from_secs(args.platform_life_s),
     })
@@ -128,7 +137,11 @@ pub(crate) async fn start(
     let here = LocalPlatform::new(node.clone(), node, entropy.clone(), KEY_NAME.parse()?);
     let platform = match service(args) {
         None => DeployedPlatform::here(here),
-        Some(settings) => DeployedPlatform::elsewhere(here, HttpPlatform::new(settings)?),
+        Some(settings) => {
+            let elsewhere = HttpPlatform::new(settings)?;
+            elsewhere.check().await?;
+            DeployedPlatform::elsewhere(here, elsewhere)
+        }
     };
     let parts = GovernorParts {
         books,

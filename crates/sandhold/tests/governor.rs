@@ -8,104 +8,18 @@
     reason = "a test that meets the unexpected is to fail"
 )]
 
+#[path = "../../governor-driver/tests/driver/front.rs"]
+mod front;
 mod support;
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
+use std::{sync::atomic::Ordering, time::Duration};
+
+use serde_json::json;
+use support::{
+    Server, Site,
+    governed::{CYCLE, GREY, begin, events, fast, release, run_of, set_bucket, taken, until, used},
+    proxy::Proxy,
 };
-
-use serde_json::{Value, json};
-use support::{Server, Site, proxy::Proxy};
-
-/// All of the governor's times are divided by this.
-const SPEED: u32 = 10;
-/// How often the reclaimer looks then.
-const CYCLE: Duration = Duration::from_secs(60 / SPEED as u64);
-/// How long a lease that nobody renews is grey or black then.
-const GREY: Duration = Duration::from_secs(180 / SPEED as u64);
-
-fn fast<'a>(more: &[&'a str]) -> Vec<&'a str> {
-    [&["--governor-speed", "10"], more].concat()
-}
-
-/// Looks until something is so.
-fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + patience;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < end, "not within {patience:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-fn take(server: &Server, owner: &str, lease: &str) -> support::Answer {
-    let body = json!({ "owner_id": owner, "lease_id": lease, "template_id": "base" });
-    server.request("POST", "/v1/leases", Some(body)).unwrap()
-}
-
-fn taken(server: &Server, owner: &str, lease: &str) -> String {
-    let answer = take(server, owner, lease);
-    assert!(matches!(answer.status, 200 | 201), "{answer:?}");
-    answer.body["sandbox_id"].as_str().unwrap().to_owned()
-}
-
-fn release(server: &Server, owner: &str, lease: &str) -> u16 {
-    let body = json!({ "owner_id": owner, "lease_id": lease });
-    let answer = server.request("POST", "/v1/lease-releases", Some(body));
-    answer.unwrap().status
-}
-
-fn set_bucket(server: &Server, quota: u32, retention_s: Option<u32>) {
-    let body = json!({ "quota": quota, "retention_s": retention_s });
-    let answer = server.request("PUT", "/v1/buckets/default/dev", Some(body));
-    assert_eq!(answer.unwrap().status, 200);
-}
-
-fn used(server: &Server) -> u64 {
-    let answer = server.request("GET", "/v1/buckets/default/dev", None);
-    answer.unwrap().body["used"].as_u64().unwrap()
-}
-
-fn run_of(server: &Server, run: &str) -> Value {
-    let answer = server.request("GET", &format!("/v1/sandbox-runs/{run}"), None);
-    answer.unwrap().body
-}
-
-/// The events of a run that is over.
-fn events(server: &Server, run: &str) -> String {
-    let answer = server.request("GET", &format!("/v1/sandbox-runs/{run}/events"), None);
-    match answer.unwrap().body {
-        Value::String(text) => text,
-        other => panic!("{other}"),
-    }
-}
-
-fn ask(run: &str, script: &str) -> Value {
-    json!({
-        "project_id": "p", "session_run_id": run, "run_id": run, "timeout": 300,
-        "command": ["/bin/sh", "-c", script], "artifacts": ["*.txt"],
-    })
-}
-
-/// Begins a run and lets go of it when it runs.
-fn begin(server: &Server, run: &str, script: &str) {
-    let (url, key) = (server.url.clone(), server.key.clone());
-    let body = ask(run, script).to_string();
-    std::thread::spawn(move || {
-        let request = ureq::http::Request::post(format!("{url}/v1/sandbox-runs"))
-            .header("x-api-key", key)
-            .body(body)
-            .unwrap();
-        // The answer is a stream, which nobody reads.
-        let _ = ureq::agent().run(request);
-    });
-    until("the run runs", Duration::from_secs(60), || {
-        (run_of(server, run)["state"] == "running").then_some(())
-    });
-}
 
 #[test]
 fn a_run_goes_on_when_its_server_was_killed() {
@@ -121,18 +35,7 @@ fn a_run_goes_on_when_its_server_was_killed() {
     server.crash();
     let server = site.start(&fast(&[]));
     assert_eq!(run_of(&server, "mine")["state"], "running");
-    let detail = server
-        .request("GET", &format!("/sandboxes/{sandbox}"), None)
-        .unwrap();
-    let token = detail.body["envdAccessToken"].as_str().unwrap();
-    let request = ureq::http::Request::post(format!("{}/files?path=go", server.url))
-        .header("e2b-sandbox-id", &sandbox)
-        .header("e2b-sandbox-port", "49983")
-        .header("x-access-token", token)
-        .header("content-type", "application/octet-stream")
-        .body("now")
-        .unwrap();
-    assert_eq!(ureq::agent().run(request).unwrap().status(), 200);
+    server.write(&sandbox, "go", "now");
     let ended = until("the run ended", GREY * 3, || {
         let run = run_of(&server, "mine");
         (run["state"] != "running").then_some(run)
@@ -277,6 +180,65 @@ fn another_server_is_a_platform_as_good_as_our_own() {
 }
 
 #[test]
+fn a_platform_behind_tls_is_trusted_by_its_authority_or_not_used() {
+    // R-G16: its API and its sandboxes.
+    let sites = (Site::new(), Site::new());
+    let platform = sites.1.start(&["--domain", "sandboxes.localhost"]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let port = runtime.block_on(front::before(platform.url.clone()));
+    let tls = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../governor-driver/tests/driver/tls"
+    );
+    let (url, domain) = (
+        format!("https://platform.localhost:{port}"),
+        format!("sandboxes.localhost:{port}"),
+    );
+    let with = |authority: &str| {
+        let authority = format!("{tls}/{authority}");
+        let more = [
+            "--platform-url",
+            &url,
+            "--platform-key",
+            &platform.key,
+            "--platform-domain",
+            &domain,
+            "--platform-ca",
+            &authority,
+        ];
+        fast(&more)
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let wrong = with("other-authority.pem");
+    let told = sites
+        .0
+        .refuses(&wrong.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(
+        told.contains("the certificate of the platform is not trusted"),
+        "{told}"
+    );
+    let right = with("authority.pem");
+    let governor = sites
+        .0
+        .start(&right.iter().map(String::as_str).collect::<Vec<_>>());
+    begin(&governor, "mine", "echo 1 >one.txt; exit 3");
+    let ended = until("the run ended", Duration::from_secs(60), || {
+        let run = run_of(&governor, "mine");
+        (run["state"] != "running").then_some(run)
+    });
+    assert_eq!(
+        (&ended["state"], &ended["exit_code"]),
+        (&json!("completed"), &json!(3))
+    );
+    assert!(events(&governor, "mine").contains("one.txt"));
+    until("nothing is left", GREY, || {
+        platform.list().is_empty().then_some(())
+    });
+}
+
+#[test]
 fn the_spiral_ends_when_writes_answer_again() {
     // R-I1: reads answer, every create and delete times out; nobody renews what dead replicas left.
     const LEFT: u32 = 12;
@@ -314,7 +276,10 @@ fn the_spiral_ends_when_writes_answer_again() {
         create.join().unwrap()
     });
     assert!(pair.platform.list().contains(&made));
-    assert_eq!(used(&pair.governor), 1);
+    // What is gone from its platform is confirmed a moment later.
+    until("only its slot is taken", CYCLE, || {
+        (used(&pair.governor) == 1).then_some(())
+    });
     assert_eq!(release(&pair.governor, "new", "l"), 202);
     until("nothing is left", GREY, || {
         pair.platform.list().is_empty().then_some(())

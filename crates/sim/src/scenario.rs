@@ -511,10 +511,7 @@ fn invisible_zombies(rules: Rules) -> Report {
     );
     let bucket = world.owners[0].bucket.clone();
     let retention = Retention::After(Duration::from_secs(600));
-    let policy = BucketPolicy {
-        quota: 106,
-        retention,
-    };
+    let policy = BucketPolicy::new(106, retention);
     let declared = Verb::SetBucket {
         bucket: bucket.clone(),
         policy,

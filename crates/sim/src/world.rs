@@ -259,7 +259,7 @@ impl World {
                 namespace: name(&format!("b{n}")),
                 env: name("prod"),
             };
-            let policy = BucketPolicy { quota, retention };
+            let policy = BucketPolicy::new(quota, retention);
             books.step(
                 Verb::SetBucket {
                     bucket: bucket.clone(),

@@ -352,10 +352,7 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         let mut books = Books::new(self.rules.clone(), None);
-        let policy = BucketPolicy {
-            quota: QUOTA,
-            retention: Retention::Undeclared,
-        };
+        let policy = BucketPolicy::new(QUOTA, Retention::Undeclared);
         let bucket = bucket();
         books.step(Verb::SetBucket { bucket, policy }, time(0));
         vec![State {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use sandhold_governor::{
     CallKind,
-    books::{BucketPolicy, Grant, View},
-    colour::{Retention, Root},
+    books::{Grant, View},
+    colour::Root,
     explain::{Explanation, Shown},
     ids::{Bucket, LeaseId, OwnerId},
     reclaimer::{Alarm, Confirmed, Work},
-    record::{Ground, Managed, Record},
+    record::{Ground, Record},
     rules::Rules,
     tasks::Reused,
 };
@@ -17,15 +17,11 @@ use sandhold_governor_driver::CycleReport;
 use sandhold_types::{Generation, IdError};
 use serde::{Deserialize, Serialize};
 
-use super::WholeSeconds;
+use super::{WholeSeconds, bucket::TemplateKind};
 use crate::error::ApiError;
 
 /// The longest time that one heartbeat may keep a sandbox.
 const TTL_S_MAX: i64 = 86_400;
-/// The most sandboxes that a bucket may be given.
-const QUOTA_MAX: u32 = 1_000_000;
-/// The longest time that paused sandboxes may be kept: ten years.
-const RETENTION_S_MAX: u64 = 315_360_000;
 
 pub(crate) fn parsed<T: std::str::FromStr<Err = IdError>>(
     field: &'static str,
@@ -37,6 +33,21 @@ pub(crate) fn parsed<T: std::str::FromStr<Err = IdError>>(
 
 pub(crate) fn required(field: &'static str, value: Option<String>) -> Result<String, ApiError> {
     value.ok_or_else(|| ApiError::invalid(field, "is missing"))
+}
+
+/// The owner, who is in this bucket: one that is written as R-G2 says (`namespace:env:…:…`) tells where it
+/// counts, and must not tell of another tenant.
+pub(crate) fn owner_in(bucket: &Bucket, text: &str) -> Result<OwnerId, ApiError> {
+    let owner = parsed("owner_id", text)?;
+    let parts: Vec<&str> = text.split(':').collect();
+    let is_elsewhere = matches!(parts[..], [namespace, env, _, _, ..]
+        if namespace != bucket.namespace.as_str() || env != bucket.env.as_str());
+    if is_elsewhere {
+        return Err(ApiError::Forbidden(
+            "the owner is in another namespace or env",
+        ));
+    }
+    Ok(owner)
 }
 
 /// Whose lease it is; what is left out is as with the key that asks.
@@ -82,9 +93,10 @@ impl HolderBody {
             .lease_id
             .as_deref()
             .map(|text| parsed("lease_id", text));
+        let bucket = Self::bucket_of(self.namespace.as_deref(), self.env.as_deref(), own)?;
         Ok(Holder {
-            bucket: Self::bucket_of(self.namespace.as_deref(), self.env.as_deref(), own)?,
-            owner: parsed("owner_id", &required("owner_id", self.owner_id)?)?,
+            owner: owner_in(&bucket, &required("owner_id", self.owner_id)?)?,
+            bucket,
             lease: lease.transpose()?,
         })
     }
@@ -109,7 +121,9 @@ pub(crate) struct LeaseAskBody {
     owner_id: Option<String>,
     /// The caller's name for this generation of the lease.
     lease_id: Option<String>,
-    /// An ID or a name of a template; the default one if left out.
+    /// `main` or `light` of the bucket; `light` if left out.
+    pub(crate) template: Option<TemplateKind>,
+    /// An ID or a name of a template.
     pub(crate) template_id: Option<String>,
     /// For how long a heartbeat keeps the sandbox; at least 120.
     #[schema(value_type = Option<i64>)]
@@ -249,91 +263,6 @@ impl LeasesBody {
             leases: records.filter_map(held).collect(),
         }
     }
-}
-
-/// `PUT /v1/buckets/{namespace}/{env}`
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-pub(crate) struct PolicyBody {
-    /// How many sandboxes it may have at once.
-    quota: Option<u32>,
-    /// For how many seconds leased but paused sandboxes are kept; `null` declares nothing: they are
-    /// kept, shown and alarmed.
-    retention_s: Option<u64>,
-}
-
-impl PolicyBody {
-    pub(crate) fn policy(&self) -> Result<BucketPolicy, ApiError> {
-        let quota = self
-            .quota
-            .ok_or_else(|| ApiError::invalid("quota", "is missing"))?;
-        if quota > QUOTA_MAX {
-            return Err(ApiError::invalid(
-                "quota",
-                format!("must be at most {QUOTA_MAX}"),
-            ));
-        }
-        let retention = match self.retention_s {
-            None => Retention::Undeclared,
-            Some(seconds) if seconds <= RETENTION_S_MAX => {
-                Retention::After(Duration::from_secs(seconds))
-            }
-            Some(_) => {
-                let rule = format!("must be at most {RETENTION_S_MAX}");
-                return Err(ApiError::invalid("retention_s", rule));
-            }
-        };
-        Ok(BucketPolicy { quota, retention })
-    }
-}
-
-/// A bucket: what it may have, and what it has.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub(crate) struct BucketBody {
-    namespace: String,
-    env: String,
-    /// How many sandboxes it may have at once.
-    quota: u32,
-    /// For how many seconds leased but paused sandboxes are kept; `null`: nothing is declared.
-    retention_s: Option<u64>,
-    /// How many places are filled, by the books.
-    used: usize,
-    /// Of these: how many sandboxes were made directly, with an SDK.
-    direct: usize,
-    /// Of these: how many are paused.
-    paused: usize,
-    /// Sandboxes that do not count (any more) but are not gone either.
-    uncounted: usize,
-}
-
-impl BucketBody {
-    pub(crate) fn of(bucket: &Bucket, view: &View) -> Option<Self> {
-        let policy = view.buckets.get(bucket)?;
-        let mine: Vec<&Record> = view
-            .records
-            .iter()
-            .filter(|r| r.bucket == *bucket)
-            .collect();
-        let count = |is: fn(&&Record) -> bool| mine.iter().copied().filter(is).count();
-        Some(Self {
-            namespace: bucket.namespace.to_string(),
-            env: bucket.env.to_string(),
-            quota: policy.quota,
-            retention_s: match policy.retention {
-                Retention::Undeclared => None,
-                Retention::After(after) => Some(after.as_secs()),
-            },
-            used: count(|r| r.is_counted()),
-            direct: count(|r| r.is_counted() && r.managed == Managed::Directly),
-            paused: count(|r| r.is_counted() && r.paused_since.is_some()),
-            uncounted: count(|r| !r.is_counted()),
-        })
-    }
-}
-
-/// All buckets.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub(crate) struct BucketsBody {
-    pub(crate) buckets: Vec<BucketBody>,
 }
 
 /// One thing that holds, or held, a sandbox.

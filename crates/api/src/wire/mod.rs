@@ -1,6 +1,7 @@
 //! What goes over the wire, apart from the values inside: types that mirror JSON, and pure
 //! functions that check it and turn it into what the platform is asked, or the other way round.
 
+pub(crate) mod bucket;
 pub(crate) mod build;
 pub(crate) mod create;
 pub(crate) mod filter;

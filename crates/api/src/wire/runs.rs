@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use sandhold_books::runs::Ending;
-use sandhold_governor::{books::Keep, ids::Bucket};
+use sandhold_governor::{
+    books::{Keep, RunDefaults},
+    ids::Bucket,
+};
 use sandhold_governor_driver::{GlobError, Globs, RunAsk, RunFile, RunInfo};
 use sandhold_types::TemplateId;
 use serde::{Deserialize, Serialize};
@@ -13,8 +16,9 @@ use serde_json::Value;
 
 use super::{
     WholeSeconds,
+    bucket::{TemplateKind, wanted_template},
     create::{check_environment, check_pairs},
-    governor::{HolderBody, parsed},
+    governor::{HolderBody, owner_in, parsed},
 };
 use crate::{error::ApiError, settings::Limits};
 
@@ -27,21 +31,7 @@ const ARGUMENTS_MAX: usize = 1_024;
 /// The longest argument, in bytes; Linux takes none that is longer.
 const ARGUMENT_BYTES_MAX: usize = 128 * 1024 - 1;
 /// The longest time that a run may have.
-const TIMEOUT_S_MAX: i64 = 86_400;
-
-/// The templates that a run can ask for without knowing any.
-const MAIN_TEMPLATE: &str = "code-interpreter-v1";
-const LIGHT_TEMPLATE: &str = "base";
-
-/// Which of the templates that every deployment has.
-#[derive(Debug, Clone, Copy, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum TemplateKind {
-    /// The one with a code interpreter.
-    Main,
-    /// The small one.
-    Light,
-}
+pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
 
 /// What a run leaves behind.
 #[derive(Debug, Clone, Copy, Deserialize, utoipa::ToSchema)]
@@ -98,7 +88,7 @@ pub(crate) struct RunAskBody {
     env_vars: BTreeMap<String, String>,
     /// Where the command runs; made if it is not there.
     cwd: Option<String>,
-    /// For how many seconds it may run.
+    /// For how many seconds it may run; as the bucket says if left out.
     #[schema(value_type = Option<i64>)]
     timeout: Option<WholeSeconds>,
     /// Which files are told as they come to be: globs relative to `cwd`.
@@ -126,10 +116,17 @@ fn name(field: &'static str, value: Option<String>) -> Result<String, ApiError> 
 }
 
 impl RunAskBody {
-    /// What is asked. `template_of` says what the name of a template means in a bucket.
+    /// Where it counts.
+    pub(crate) fn bucket(&self, own: &Bucket) -> Result<Bucket, ApiError> {
+        HolderBody::bucket_of(self.namespace.as_deref(), self.env.as_deref(), own)
+    }
+
+    /// What is asked. `defaults` are those of its bucket; `template_of` says what the name of a template
+    /// means there.
     pub(crate) fn checked(
         self,
-        own: &Bucket,
+        bucket: Bucket,
+        defaults: &RunDefaults,
         limits: &Limits,
         template_of: impl FnOnce(&Bucket, String) -> Result<TemplateId, ApiError>,
     ) -> Result<RunAsk, ApiError> {
@@ -139,9 +136,8 @@ impl RunAskBody {
             (Some(KeepBody::Sandbox), _) | (None, Some(_)) => Keep::Sandbox,
             (Some(KeepBody::Nothing), _) | (None, None) => Keep::Nothing,
         };
-        let bucket = HolderBody::bucket_of(self.namespace.as_deref(), self.env.as_deref(), own)?;
         let owner = match &self.owner_id {
-            Some(owner) => parsed("owner_id", owner)?,
+            Some(owner) => owner_in(&bucket, owner)?,
             None => bucket
                 .owner_of_run(&project, &session_run)
                 .map_err(|refused| invalid("session_run_id", refused.to_string()))?,
@@ -153,14 +149,7 @@ impl RunAskBody {
         check_command(&self.command)?;
         let cwd = self.cwd.unwrap_or_default();
         check_path("cwd", &cwd)?;
-        let template = match (self.template_id, self.template) {
-            (Some(_), Some(_)) => {
-                return Err(invalid("template", "cannot be given beside template_id"));
-            }
-            (Some(reference), None) => reference,
-            (None, Some(TemplateKind::Main)) => MAIN_TEMPLATE.to_owned(),
-            (None, Some(TemplateKind::Light) | None) => LIGHT_TEMPLATE.to_owned(),
-        };
+        let template = wanted_template(self.template, self.template_id, defaults)?;
         let context = self.context.map(|context| Bytes::from(context.to_string()));
         Ok(RunAsk {
             run: run.map(|run| parsed("run_id", run)).transpose()?,
@@ -173,7 +162,7 @@ impl RunAskBody {
             command: self.command,
             env_vars: self.env_vars,
             cwd,
-            timeout: timeout(self.timeout)?,
+            timeout: timeout(self.timeout, defaults)?,
             artifacts: globs(self.artifacts)?,
             keep,
             template: template_of(&bucket, template)?,
@@ -182,13 +171,18 @@ impl RunAskBody {
     }
 }
 
-fn timeout(given: Option<WholeSeconds>) -> Result<Duration, ApiError> {
-    let WholeSeconds(seconds) = given.ok_or_else(|| invalid("timeout", "is missing"))?;
-    match u64::try_from(seconds) {
-        Ok(seconds @ 1..) if seconds <= TIMEOUT_S_MAX.unsigned_abs() => {
-            Ok(Duration::from_secs(seconds))
+fn timeout(given: Option<WholeSeconds>, defaults: &RunDefaults) -> Result<Duration, ApiError> {
+    let longest = defaults.timeout_max.unwrap_or(TIMEOUT_MAX);
+    let Some(WholeSeconds(seconds)) = given else {
+        let usual = defaults.timeout.map(|usual| usual.min(longest));
+        return usual.ok_or_else(|| invalid("timeout", "is missing"));
+    };
+    match u64::try_from(seconds).map(Duration::from_secs) {
+        Ok(wanted) if !wanted.is_zero() && wanted <= longest => Ok(wanted),
+        _ => {
+            let rule = format!("must be 1 to {}", longest.as_secs());
+            Err(invalid("timeout", rule))
         }
-        _ => Err(invalid("timeout", format!("must be 1 to {TIMEOUT_S_MAX}"))),
     }
 }
 

@@ -96,8 +96,8 @@ impl Routes for WellAgents {
 }
 
 /// A control plane with a governor. Its reclaimer goes only by hand, or when something is released.
-struct Governed {
-    api: Api,
+pub(crate) struct Governed {
+    pub(crate) api: Api,
     _dir: tempfile::TempDir,
     _reclaimer: AbortOnDrop,
 }
@@ -111,7 +111,7 @@ impl Drop for AbortOnDrop {
 }
 
 impl Governed {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("books.db");
         let mut reclaimer = None;
@@ -142,7 +142,7 @@ impl Governed {
         }
     }
 
-    async fn admin(&self, method: Method, path: &str, body: Value) -> Answer {
+    pub(crate) async fn admin(&self, method: Method, path: &str, body: Value) -> Answer {
         let request = self.request(method, path, body);
         self.api.with_key(&self.api.admin_key, request).await
     }
@@ -156,8 +156,20 @@ impl Governed {
         self.api.request(method, path, body)
     }
 
-    async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
         self.api.post(path, body.to_string()).await
+    }
+
+    /// A run that is begun, and all of its stream.
+    pub(crate) async fn streamed(&self, ask: &Value) -> (http::HeaderMap, String) {
+        let path = "/v1/sandbox-runs";
+        let asked = self.api.request(Method::POST, path, ask.to_string());
+        let answered = tower::ServiceExt::oneshot(self.api.router.clone(), asked);
+        let (head, body) = answered.await.unwrap().into_parts();
+        let bytes = http_body_util::BodyExt::collect(body).await.unwrap();
+        let text = String::from_utf8(bytes.to_bytes().to_vec()).unwrap();
+        assert_eq!(head.status, 200, "{text}");
+        (head.headers, text)
     }
 
     async fn take(&self, owner: &str, lease: &str) -> Answer {
@@ -170,7 +182,7 @@ impl Governed {
         self.post("/v1/lease-releases", body).await
     }
 
-    async fn until_gone(&self, sandbox: &str) {
+    pub(crate) async fn until_gone(&self, sandbox: &str) {
         let path = format!("/v1/sandboxes/{sandbox}/verdict");
         let waited = async {
             while self.api.get(&path).await.text("colour") != "gone" {
@@ -464,7 +476,7 @@ async fn a_sandbox_that_only_says_it_is_managed_is_not() {
 }
 
 /// A run that is as it should be, with some of its fields replaced.
-fn run(with: &Value) -> Value {
+pub(crate) fn run(with: &Value) -> Value {
     let mut body = json!({
         "project_id": "p", "session_run_id": "s", "command": ["true"], "timeout": 60,
     });
@@ -556,22 +568,9 @@ async fn a_run_is_seen_by_its_tenant_only() {
         cancelled.is_refused(404, "run_not_found");
     }
     // Its agent says nothing that is understood, so it ends at once; its log tells that.
-    let begun = world.api.request(
-        Method::POST,
-        "/v1/sandbox-runs",
-        run(&json!({ "run_id": "mine" })).to_string(),
-    );
-    let response = tower::ServiceExt::oneshot(world.api.router.clone(), begun)
-        .await
-        .unwrap();
-    assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["content-type"], "text/event-stream");
-    assert_eq!(response.headers()["x-run-id"], "mine");
-    let bytes = http_body_util::BodyExt::collect(response.into_body())
-        .await
-        .unwrap()
-        .to_bytes();
-    let text = String::from_utf8(bytes.to_vec()).unwrap();
+    let (head, text) = world.streamed(&run(&json!({ "run_id": "mine" }))).await;
+    assert_eq!(head["content-type"], "text/event-stream");
+    assert_eq!(head["x-run-id"], "mine");
     assert!(text.starts_with("id: 1\nevent: error\ndata: {"), "{text}");
     let seen = world.api.get("/v1/sandbox-runs/mine").await;
     assert_eq!(

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod buckets;
 mod common;
 mod corpus;
 mod governor;
+mod hostile;
 mod http_rules;
 mod idempotency;
 mod keys;

@@ -120,6 +120,12 @@ fn pattern(parts: usize) -> String {
     format!("'^{}$'", vec!["(%S*)"; parts].join(" "))
 }
 
+/// Buckets that were written before there was the last part read without it.
+fn bucket_pattern() -> String {
+    let older = pattern(BUCKET_PARTS.len() - 1);
+    format!("{} ?(%S*)$'", older.trim_end_matches("$'"))
+}
+
 fn numbers(rules: &Rules) -> BTreeMap<&'static str, String> {
     let s = rules.settings();
     let far_future = Timestamp::FAR_FUTURE.unix_ms();
@@ -132,7 +138,7 @@ fn numbers(rules: &Rules) -> BTreeMap<&'static str, String> {
         });
     let rules = [
         ("RECORD_PATTERN", pattern(RECORD_PARTS.len())),
-        ("BUCKET_PATTERN", pattern(BUCKET_PARTS.len())),
+        ("BUCKET_PATTERN", bucket_pattern()),
         ("COMMON_PATTERN", pattern(COMMON_PARTS.len())),
         ("FAR_FUTURE", far_future.to_string()),
         ("FAR_FUTURE_TEXT", format!("'{far_future}'")),

@@ -10,7 +10,7 @@ use crate::{
     Timed,
     text::{
         EVIDENCE, GROUNDS, Parts, Unreadable, flag, ms, of_word, read_audits, word_of,
-        write_retention,
+        write_retention, write_run_defaults,
     },
 };
 
@@ -42,7 +42,8 @@ pub(super) fn step_of(verb: &Verb, rules: &Rules) -> (&'static str, Vec<String>)
                 "set_bucket",
                 bucket,
                 policy.quota,
-                write_retention(policy.retention)
+                write_retention(policy.retention),
+                write_run_defaults(&policy.runs)
             )
         }
         Verb::Acquire {

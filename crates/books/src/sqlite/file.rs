@@ -316,11 +316,7 @@ fn write_changes(t: &Transaction<'_>, changes: &Changes<'_>, now: Timestamp) -> 
     };
     set_common(t, "settling_since", settling_since)?;
     for (bucket, policy) in &changes.buckets {
-        let text = format!(
-            "{} {}",
-            policy.quota,
-            text::write_retention(policy.retention)
-        );
+        let text = text::write_policy(policy);
         t.prepare_cached("INSERT OR REPLACE INTO buckets VALUES (?1, ?2)")
             .and_then(|mut s| s.execute(params![bucket.to_string(), text]))
             .map_err(failed(step))?;

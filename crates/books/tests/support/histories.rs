@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use sandhold_governor::{
-    books::{Books, BucketPolicy, Claim, GoneEvidence, Keep, Stage, Verb},
+    books::{Books, BucketPolicy, Claim, GoneEvidence, Keep, RunDefaults, Stage, Verb},
     colour::{self, Retention, Seen},
     ids::{Bucket, LeaseId, OwnerId, ReplicaId, RunId, SlotId},
     record::{Ground, Record},
     rules::Rules,
 };
-use sandhold_types::{Generation, SandboxId, Timestamp};
+use sandhold_types::{Generation, SandboxId, TemplateId, Timestamp};
 
 use super::{bucket, sandbox};
+
+fn template(name: &str) -> TemplateId {
+    name.parse().unwrap()
+}
 
 /// A small generator of numbers: the same seed, the same history.
 pub(crate) struct Numbers(u64);
@@ -297,17 +301,28 @@ impl History {
         }
     }
 
+    fn policy(&mut self) -> BucketPolicy {
+        let quota = self.numbers.pick(&[1, 2, 4, 6]);
+        let retention = self.numbers.pick(&[
+            Retention::Undeclared,
+            Retention::After(Duration::from_secs(300)),
+        ]);
+        BucketPolicy {
+            runs: RunDefaults {
+                main: (quota > 1).then(|| template("heavy")),
+                light: (quota == 4).then(|| template("small")),
+                timeout: (quota > 2).then_some(Duration::from_secs(60)),
+                timeout_max: (quota == 6).then_some(Duration::from_secs(90)),
+            },
+            ..BucketPolicy::new(quota, retention)
+        }
+    }
+
     fn when_empty(&mut self, books: &Books) -> Verb {
         match self.numbers.below(8) {
             0 => Verb::SetBucket {
                 bucket: bucket(self.numbers.pick(&["a", "b"])),
-                policy: BucketPolicy {
-                    quota: self.numbers.pick(&[1, 2, 4, 6]),
-                    retention: self.numbers.pick(&[
-                        Retention::Undeclared,
-                        Retention::After(Duration::from_secs(300)),
-                    ]),
-                },
+                policy: self.policy(),
             },
             1 => Verb::LeaveQueue {
                 slot: self.name("s", 14),

@@ -120,10 +120,7 @@ pub(crate) fn sandbox(n: u64) -> SandboxId {
 pub(crate) fn set_bucket(name: &str, quota: u32) -> Verb {
     Verb::SetBucket {
         bucket: bucket(name),
-        policy: BucketPolicy {
-            quota,
-            retention: Retention::Undeclared,
-        },
+        policy: BucketPolicy::new(quota, Retention::Undeclared),
     }
 }
 

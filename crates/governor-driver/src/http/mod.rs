@@ -15,25 +15,28 @@
 //! is "no answer".
 
 mod answers;
+mod transport;
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::Full;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use hyper::body::Incoming;
 use sandhold_governor::{Call, CallError, Platform, Reply, colour::Seen};
 use sandhold_types::{Generation, SandboxId, Timestamp};
 use serde_json::{Value, json};
 
-use self::answers::{SandboxAnswer, metadata_filter, refusal};
+pub use self::transport::TrustError;
+use self::{
+    answers::{SandboxAnswer, metadata_filter, refusal},
+    transport::{Scheme, Transport, transport, untrusted},
+};
 use crate::{
     fences::Fences,
     guest::{self, GuestAnswer, GuestRequest, Guests, Reading},
@@ -46,8 +49,8 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 const PAGES_MAX: usize = 1_000;
 /// How many sandboxes are asked for in one page.
 const PAGE_SIZE: usize = 100;
-/// How long a connection may take.
-const CONNECT_WAIT: Duration = Duration::from_secs(10);
+/// How long it is waited at the start to see whether its certificate is trusted.
+const CHECK_WAIT: Duration = Duration::from_secs(10);
 /// The agent's port in every sandbox.
 const AGENT_PORT: u16 = 49983;
 
@@ -57,8 +60,10 @@ static API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Where the service is.
 #[derive(Debug, Clone)]
 pub struct HttpPlatformSettings {
-    /// `http://host:port`.
+    /// `http://host:port` or `https://host:port`. Its sandboxes are reached in the same way.
     pub url: String,
+    /// The file with the authorities that its certificate is checked by; this machine's without one.
+    pub authority: Option<PathBuf>,
     /// Its key.
     pub api_key: String,
     /// The domain under which its sandboxes are reachable as `<port>-<id>.<domain>`. Without one they
@@ -72,17 +77,24 @@ pub struct HttpPlatformSettings {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpPlatformError {
     /// The address means nothing.
-    #[error("'{0}' is not http://host:port")]
+    #[error("'{0}' is not http://host:port or https://host:port")]
     Address(String),
     /// The key holds characters that no header can.
     #[error("the key of the platform holds characters that no key has")]
     Key,
+    /// Its certificates cannot be checked.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// Its certificate is not trusted.
+    #[error("the certificate of the platform is not trusted: {0}")]
+    Certificate(String),
 }
 
 /// An E2B-compatible service.
 #[derive(Debug)]
 pub struct HttpPlatform {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Transport,
+    scheme: Scheme,
     base: String,
     key: HeaderValue,
     domain: Option<String>,
@@ -105,6 +117,16 @@ impl Answer {
     }
 }
 
+fn scheme_of(base: &str) -> Option<Scheme> {
+    let uri: Uri = base.parse().ok()?;
+    let is_bare = uri.host().is_some() && uri.path() == "/";
+    match uri.scheme_str() {
+        Some("http") if is_bare => Some(Scheme::Plain),
+        Some("https") if is_bare => Some(Scheme::Tls),
+        _ => None,
+    }
+}
+
 impl HttpPlatform {
     /// The service of these settings. Nothing is sent yet.
     ///
@@ -112,20 +134,15 @@ impl HttpPlatform {
     /// They mean nothing.
     pub fn new(settings: HttpPlatformSettings) -> Result<Self, HttpPlatformError> {
         let base = settings.url.trim_end_matches('/').to_owned();
-        let is_usable = base.parse::<Uri>().is_ok_and(|uri| {
-            uri.scheme_str() == Some("http") && uri.host().is_some() && uri.path() == "/"
-        });
-        if !is_usable {
+        let Some(scheme) = scheme_of(&base) else {
             return Err(HttpPlatformError::Address(base));
-        }
+        };
         let mut key =
             HeaderValue::from_str(&settings.api_key).map_err(|_| HttpPlatformError::Key)?;
         key.set_sensitive(true);
-        let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT_WAIT));
-        connector.set_nodelay(true);
         Ok(Self {
-            client: Client::builder(TokioExecutor::new()).build(connector),
+            client: transport(scheme, settings.authority.as_deref())?,
+            scheme,
             base,
             key,
             domain: settings.domain,
@@ -158,10 +175,7 @@ impl HttpPlatform {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|_| CallError::Refused)?;
-        let response = self.client.request(request).await.map_err(|error| {
-            tracing::debug!(%error, path, "the platform does not answer");
-            CallError::NoAnswer
-        })?;
+        let response = self.send(request).await?;
         let (head, body) = response.into_parts();
         let reading = Reading::Whole {
             bytes_max: ANSWER_BYTES_MAX,
@@ -176,6 +190,42 @@ impl HttpPlatform {
                 .map(ToOwned::to_owned),
             body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
         })
+    }
+
+    /// Nothing is sent to whoever is not trusted.
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, CallError> {
+        let path = request.uri().path().to_owned();
+        self.client.request(request).await.map_err(|error| {
+            if let Some(why) = untrusted(&error) {
+                tracing::error!(why, "the certificate of the platform is not trusted");
+                return CallError::Refused;
+            }
+            tracing::debug!(%error, path, "the platform does not answer");
+            CallError::NoAnswer
+        })
+    }
+
+    /// Whether the service's certificate is trusted. One that does not answer may do so later.
+    ///
+    /// # Errors
+    /// It is not.
+    pub async fn check(&self) -> Result<(), HttpPlatformError> {
+        let request = Request::builder()
+            .uri(format!("{}/health", self.base))
+            .body(Full::default())
+            .map_err(|_| HttpPlatformError::Address(self.base.clone()))?;
+        let asked = self.client.request(request);
+        match tokio::time::timeout(CHECK_WAIT, asked).await {
+            Ok(Err(error)) => {
+                if let Some(why) = untrusted(&error) {
+                    return Err(HttpPlatformError::Certificate(why));
+                }
+                tracing::warn!(%error, "the platform does not answer");
+            }
+            Ok(Ok(_)) => {}
+            Err(_) => tracing::warn!("the platform does not answer"),
+        }
+        Ok(())
     }
 
     /// The same, where anything but a success is an error.
@@ -338,7 +388,10 @@ impl HttpPlatform {
     ) -> Result<GuestAnswer, CallError> {
         let token = self.token(sandbox).await?;
         let at = match &self.domain {
-            Some(domain) => format!("http://{AGENT_PORT}-{sandbox}.{domain}"),
+            Some(domain) => {
+                let scheme = self.scheme.as_str();
+                format!("{scheme}://{AGENT_PORT}-{sandbox}.{domain}")
+            }
             None => self.base.clone(),
         };
         let mut request = Request::builder()
@@ -356,8 +409,7 @@ impl HttpPlatform {
         let request = request
             .body(Full::new(asked.body))
             .map_err(|_| CallError::Refused)?;
-        let response = self.client.request(request).await;
-        let (head, body) = response.map_err(|_| CallError::NoAnswer)?.into_parts();
+        let (head, body) = self.send(request).await?.into_parts();
         Ok(GuestAnswer {
             status: head.status,
             body: guest::read(body, asked.reading).await?,

@@ -226,6 +226,21 @@ impl<P: Guests> Agent<'_, P> {
         Ok(end["exitCode"].as_i64().unwrap_or(0))
     }
 
+    /// Waits until a process ends, or until nothing is heard of it any more.
+    pub(super) async fn until_end(&self, tag: &str) {
+        let request = GuestRequest {
+            method: Method::POST,
+            path: "/process.Process/Connect".to_owned(),
+            headers: stream_headers(),
+            body: enveloped(&json!({ "process": { "tag": tag } })),
+            reading: Reading::Whole {
+                bytes_max: SCRIPT_OUTPUT_BYTES_MAX,
+            },
+        };
+        // Whatever came is the end of what can be heard.
+        let _ = self.exchange(request).await;
+    }
+
     async fn run(&self, start: &Start<'_>, reading: Reading) -> Result<Vec<Value>, Trouble> {
         let message = json!({
             "process": {
@@ -237,11 +252,8 @@ impl<P: Guests> Agent<'_, P> {
             "tag": start.tag,
             "stdin": false,
         });
-        let mut headers = vec![
-            (header::CONTENT_TYPE, "application/connect+json".to_owned()),
-            (CONNECT_VERSION, "1".to_owned()),
-            (CONNECT_TIMEOUT, start.timeout.as_millis().to_string()),
-        ];
+        let mut headers = stream_headers();
+        headers.push((CONNECT_TIMEOUT, start.timeout.as_millis().to_string()));
         if let Some(user) = start.user {
             let credentials = STANDARD.encode(format!("{user}:"));
             headers.push((header::AUTHORIZATION, format!("Basic {credentials}")));
@@ -261,6 +273,13 @@ impl<P: Guests> Agent<'_, P> {
         let events: Result<_, _> = messages(&answer.body).map(read).collect();
         events.map_err(|_| not_understood("starting a program"))
     }
+}
+
+fn stream_headers() -> Vec<(HeaderName, String)> {
+    vec![
+        (header::CONTENT_TYPE, "application/connect+json".to_owned()),
+        (CONNECT_VERSION, "1".to_owned()),
+    ]
 }
 
 fn files_path(path: &str) -> String {

@@ -11,6 +11,8 @@ use sandhold_governor::{
 use sandhold_types::{Generation, SandboxId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::RunAsk;
+
 /// Which sandbox a run has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunPlace {
@@ -75,6 +77,28 @@ pub struct RunHead {
 }
 
 impl RunHead {
+    /// Of what is asked, before there is a sandbox for it.
+    pub(super) fn of(ask: &RunAsk, lease: &LeaseId, work: &RunId) -> Self {
+        Self {
+            namespace: ask.bucket.namespace.to_string(),
+            env: ask.bucket.env.to_string(),
+            owner: ask.owner.to_string(),
+            lease: lease.to_string(),
+            project: ask.project.clone(),
+            session_run: ask.session_run.clone(),
+            template: ask.template.to_string(),
+            work: work.to_string(),
+            cwd: ask.cwd.clone(),
+            workspace: None,
+            artifacts: ask.artifacts.texts().to_vec(),
+            keeps_sandbox: ask.keep == Keep::Sandbox,
+            timeout_ms: u64::try_from(ask.timeout.as_millis()).unwrap_or(u64::MAX),
+            place: None,
+            is_started: false,
+            end: None,
+        }
+    }
+
     /// Where it counts; `None` never happens for one that was written here.
     #[must_use]
     pub fn bucket(&self) -> Option<Bucket> {

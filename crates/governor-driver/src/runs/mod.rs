@@ -20,6 +20,7 @@ mod artifacts;
 mod head;
 mod log;
 mod takeover;
+mod watch;
 mod workload;
 
 use std::{
@@ -37,7 +38,7 @@ use sandhold_governor::{
     Platform, Store, StoreError,
     books::{Answer, Keep, Limit, Verb},
     ids::{Bucket, LeaseId, OwnerId, RunId},
-    tasks::{Effect, Input, Outcome, Reused, RunLoop, Task as _},
+    tasks::{Effect, Input, Outcome, Reused, RunEvent, RunLoop, Task as _},
 };
 use sandhold_types::{Generation, TemplateId};
 use tokio::sync::Notify;
@@ -181,8 +182,8 @@ impl RunInfo {
 struct Here {
     /// Somebody asked for its end, however early.
     is_cancelled: AtomicBool,
-    /// Somebody asks for its end now.
-    cancel: Notify,
+    /// Its loop is not to sleep on: somebody asks for its end, or its process has ended.
+    wake: Notify,
     /// It told something.
     told: Notify,
 }
@@ -190,7 +191,7 @@ struct Here {
 impl Here {
     fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Release);
-        self.cancel.notify_one();
+        self.wake.notify_one();
     }
 }
 
@@ -281,7 +282,7 @@ impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
         if let Some(lease) = &ask.lease {
             self.check_lease(&ask, lease).await?;
         }
-        let mut head = head_of(&ask, &lease, work);
+        let mut head = RunHead::of(&ask, &lease, &work);
         let replica = &self.shared.replica;
         if self.logs().open(&run, &head.text(), replica).await? == Opened::Exists {
             return self.attach(&run, &ask).await;
@@ -423,6 +424,10 @@ impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
             Begin::TakenOver => RunLoop::taken_over(of, rules),
             Begin::Abandoned => RunLoop::abandoned(of, rules),
         };
+        let mut watch = match begin {
+            Begin::TakenOver => self.watch(executed, &workload.head),
+            Begin::Fresh | Begin::Abandoned => None,
+        };
         let mut writer = self.writer(run, last);
         let drive = &self.shared.drive;
         let mut input = Input::Go;
@@ -449,17 +454,21 @@ impl<P: Platform + DirectSandboxes + Guests + 'static> Governor<P> {
                 Effect::Sleep(time) => {
                     tokio::select! {
                         () = tokio::time::sleep(time) => {}
-                        () = executed.here.cancel.notified() => {}
+                        () = executed.here.wake.notified() => {}
                     }
                     Input::Go
                 }
                 Effect::Emit(event) => {
+                    if event == RunEvent::Started {
+                        watch = self.watch(executed, &workload.head);
+                    }
                     writer.tell(&event, &mut workload).await;
                     executed.here.told.notify_waiters();
                     Input::Go
                 }
                 Effect::Done(outcome) => {
                     tracing::info!(%run, ?outcome, "a run ended");
+                    drop(watch);
                     // What it leaves is removed now.
                     drive.urge.notify_one();
                     return;
@@ -579,25 +588,4 @@ enum Begin {
     Fresh,
     TakenOver,
     Abandoned,
-}
-
-fn head_of(ask: &RunAsk, lease: &LeaseId, work: RunId) -> RunHead {
-    RunHead {
-        namespace: ask.bucket.namespace.to_string(),
-        env: ask.bucket.env.to_string(),
-        owner: ask.owner.to_string(),
-        lease: lease.to_string(),
-        project: ask.project.clone(),
-        session_run: ask.session_run.clone(),
-        template: ask.template.to_string(),
-        work: work.to_string(),
-        cwd: ask.cwd.clone(),
-        workspace: None,
-        artifacts: ask.artifacts.texts().to_vec(),
-        keeps_sandbox: ask.keep == Keep::Sandbox,
-        timeout_ms: u64::try_from(ask.timeout.as_millis()).unwrap_or(u64::MAX),
-        place: None,
-        is_started: false,
-        end: None,
-    }
 }

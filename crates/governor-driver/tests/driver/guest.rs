@@ -125,6 +125,10 @@ impl Guest {
             "/process.Process/Start" => &request.body[5..],
             _ => &request.body[..],
         };
+        if path == "/process.Process/Connect" {
+            // It says nothing before its end, and then everybody looks anyway.
+            return None;
+        }
         let message: Value = serde_json::from_slice(body).unwrap();
         Some(ok(match path {
             "/process.Process/Start" => self.start(&message),

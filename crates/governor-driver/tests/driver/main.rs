@@ -2,11 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod front;
 mod guest;
 mod http;
 mod kills;
 mod played;
 mod runs;
+mod tls;
 
 use std::time::Duration;
 

@@ -323,10 +323,7 @@ pub(crate) async fn world_in(
         entropy,
     };
     let governor = Governor::new(parts).unwrap();
-    let policy = BucketPolicy {
-        quota,
-        retention: Retention::Undeclared,
-    };
+    let policy = BucketPolicy::new(quota, Retention::Undeclared);
     governor.set_bucket(bucket(), policy).await.unwrap();
     World {
         governor,

@@ -10,7 +10,9 @@
 //! died holds nobody up for longer than the silence. Buckets that are full do not stand in the way
 //! of others; under the global cap the oldest request that its own bucket would admit comes first.
 
-use sandhold_types::Timestamp;
+use std::time::Duration;
+
+use sandhold_types::{TemplateId, Timestamp};
 
 use super::{Act, Answer, Audit, Books, Stage, audit_of, lease::Ask, new_record};
 use crate::{
@@ -20,13 +22,41 @@ use crate::{
     rules::Rule,
 };
 
-/// What a bucket may have, and what it keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What a bucket may have, what it keeps, and what its runs get.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BucketPolicy {
     /// How many sandboxes it may have at once.
     pub quota: u32,
     /// For how long leased but paused ones are kept (R-G13).
     pub retention: Retention,
+    /// What its runs and leases get that do not say.
+    pub runs: RunDefaults,
+}
+
+impl BucketPolicy {
+    /// One whose runs get what the deployment gives.
+    #[must_use]
+    pub fn new(quota: u32, retention: Retention) -> Self {
+        Self {
+            quota,
+            retention,
+            runs: RunDefaults::default(),
+        }
+    }
+}
+
+/// What the runs and leases of a bucket get that do not say, and how long its runs may be (R-G13). No
+/// step on the books depends on it; they keep it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct RunDefaults {
+    /// What `main` means; nothing is what it means to the deployment.
+    pub main: Option<TemplateId>,
+    /// What `light` means; nothing is what it means to the deployment.
+    pub light: Option<TemplateId>,
+    /// The time of a run that asks for none; nothing: each must ask.
+    pub timeout: Option<Duration>,
+    /// The longest time that a run may ask for; nothing: as long as the deployment allows.
+    pub timeout_max: Option<Duration>,
 }
 
 /// Which limit is reached.
@@ -54,7 +84,7 @@ pub struct Waiter {
 impl Books {
     /// Takes a slot for `ask`, or its place in the queue: one step.
     pub(super) fn admit(&mut self, ask: &Ask, now: Timestamp, audit: &mut Vec<Audit>) -> Answer {
-        let Some(policy) = self.buckets.get(&ask.bucket).copied() else {
+        let Some(quota) = self.buckets.get(&ask.bucket).map(|policy| policy.quota) else {
             return Answer::UnknownBucket;
         };
         if matches!(self.stage, Stage::Settling { .. }) && self.rules.keeps(Rule::RecoverySettles) {
@@ -69,13 +99,13 @@ impl Books {
             return Answer::Busy;
         }
         let place = self.place_in_queue(ask, now);
-        if self.may_take(place, policy) {
+        if self.may_take(place, quota) {
             self.waiting.remove(place);
             return self.take(ask, now, audit);
         }
         if now.since(self.waiting[place].since) >= self.rules.settings().wait_max {
             self.waiting.remove(place);
-            return Answer::CapacityExceeded(self.limit_reached(&ask.bucket, policy));
+            return Answer::CapacityExceeded(self.limit_reached(&ask.bucket, quota));
         }
         let ahead = self.waiting[..place]
             .iter()
@@ -104,7 +134,7 @@ impl Books {
     }
 
     /// Room in the bucket for everybody before it and for it, and the same under the cap.
-    fn may_take(&self, place: usize, policy: BucketPolicy) -> bool {
+    fn may_take(&self, place: usize, quota: u32) -> bool {
         let waiter = &self.waiting[place];
         let (before, in_line) = if self.rules.keeps(Rule::FirstCome) {
             let before = &self.waiting[..place];
@@ -115,7 +145,7 @@ impl Books {
         } else {
             (&self.waiting[..0], 0)
         };
-        if self.free_in(&waiter.bucket, policy) <= in_line {
+        if self.free_in(&waiter.bucket, quota) <= in_line {
             return false;
         }
         let Some(cap) = self.global_cap else {
@@ -134,7 +164,7 @@ impl Books {
                 continue;
             };
             let in_line = taken.entry(&waiter.bucket).or_default();
-            if self.free_in(&waiter.bucket, *policy) > *in_line {
+            if self.free_in(&waiter.bucket, policy.quota) > *in_line {
                 *in_line += 1;
                 admissible += 1;
             }
@@ -142,8 +172,8 @@ impl Books {
         admissible
     }
 
-    fn free_in(&self, bucket: &Bucket, policy: BucketPolicy) -> usize {
-        (policy.quota as usize).saturating_sub(self.used(bucket))
+    fn free_in(&self, bucket: &Bucket, quota: u32) -> usize {
+        (quota as usize).saturating_sub(self.used(bucket))
     }
 
     fn used_by_all(&self) -> usize {
@@ -155,15 +185,15 @@ impl Books {
         let in_bucket = self
             .buckets
             .get(bucket)
-            .is_some_and(|p| self.free_in(bucket, *p) > 0);
+            .is_some_and(|p| self.free_in(bucket, p.quota) > 0);
         in_bucket
             && self
                 .global_cap
                 .is_none_or(|cap| self.used_by_all() < cap as usize)
     }
 
-    fn limit_reached(&self, bucket: &Bucket, policy: BucketPolicy) -> Limit {
-        if self.free_in(bucket, policy) == 0 {
+    fn limit_reached(&self, bucket: &Bucket, quota: u32) -> Limit {
+        if self.free_in(bucket, quota) == 0 {
             Limit::Bucket
         } else {
             Limit::Global

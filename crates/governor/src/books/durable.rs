@@ -50,7 +50,7 @@ impl Default for Kept {
 #[derive(Debug)]
 pub struct Changes<'a> {
     /// Buckets that were set.
-    pub buckets: Vec<(&'a Bucket, BucketPolicy)>,
+    pub buckets: Vec<(&'a Bucket, &'a BucketPolicy)>,
     /// Slots; `None` is free again.
     pub records: Vec<(&'a SlotId, Option<&'a Record>)>,
     /// Histories of leases.
@@ -85,7 +85,7 @@ impl Books {
     pub fn changes(&self) -> Option<Changes<'_>> {
         let changes = Changes {
             buckets: (self.buckets.touched())
-                .filter_map(|(bucket, policy)| Some((bucket, *policy?)))
+                .filter_map(|(bucket, policy)| Some((bucket, policy?)))
                 .collect(),
             records: self.records.touched().collect(),
             lines: (self.lines.touched())

@@ -33,7 +33,7 @@ mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
-pub use admission::{BucketPolicy, Limit, Waiter};
+pub use admission::{BucketPolicy, Limit, RunDefaults, Waiter};
 pub use durable::{Changes, Kept};
 pub use lease::{Line, Sealed, SealedHow};
 pub use recovery::Stage;

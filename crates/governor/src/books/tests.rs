@@ -37,7 +37,7 @@ impl World {
     fn new(quota: u32, retention: Retention, global_cap: Option<u32>) -> Self {
         let mut books = Books::new(Rules::default(), global_cap);
         for name in ["a", "b"] {
-            let policy = BucketPolicy { quota, retention };
+            let policy = BucketPolicy::new(quota, retention);
             books.step(
                 Verb::SetBucket {
                     bucket: bucket(name),

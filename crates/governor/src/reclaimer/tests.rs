@@ -32,10 +32,7 @@ fn sandbox() -> SandboxId {
 /// Books with one bucket and one slot that was taken in it for a lease.
 fn taken() -> (Books, Generation) {
     let mut books = Books::new(Rules::default(), None);
-    let policy = BucketPolicy {
-        quota: 1,
-        retention: Retention::After(Duration::from_secs(3_600)),
-    };
+    let policy = BucketPolicy::new(1, Retention::After(Duration::from_secs(3_600)));
     let bucket = bucket();
     books.step(Verb::SetBucket { bucket, policy }, at(0));
     let taken = Verb::Acquire {

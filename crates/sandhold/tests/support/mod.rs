@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part of it")]
 
+pub(crate) mod governed;
 pub(crate) mod proxy;
 
 use std::{
@@ -88,6 +89,18 @@ impl Site {
             key,
             agent: config.into(),
         }
+    }
+
+    /// A server that does not start with these arguments, and what it says.
+    pub(crate) fn refuses(&self, arguments: &[&str]) -> String {
+        let ended = Command::new(env!("CARGO_BIN_EXE_sandhold"))
+            .args(["up", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(self.path())
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(!ended.status.success(), "it started and ended");
+        String::from_utf8_lossy(&ended.stderr).into_owned()
     }
 
     /// The node's tag: part of the name of everything that it makes on the machine.
@@ -269,6 +282,21 @@ impl Server {
         let headers = [("e2b-sandbox-id", id), ("e2b-sandbox-port", "49983")];
         let answer = self.request_with("GET", "/health", None, &headers);
         answer.is_some_and(|answer| answer.status == 204)
+    }
+
+    /// Writes a file in a sandbox.
+    pub(crate) fn write(&self, id: &str, path: &str, content: &str) {
+        let detail = self.request("GET", &format!("/sandboxes/{id}"), None);
+        let detail = detail.unwrap().body;
+        let token = detail["envdAccessToken"].as_str().unwrap();
+        let request = ureq::http::Request::post(format!("{}/files?path={path}", self.url))
+            .header("e2b-sandbox-id", id)
+            .header("e2b-sandbox-port", "49983")
+            .header("x-access-token", token)
+            .header("content-type", "application/octet-stream")
+            .body(content)
+            .unwrap();
+        assert_eq!(self.agent.run(request).unwrap().status(), 200);
     }
 
     /// Kills the server as a crash would.

@@ -12,7 +12,7 @@ use crate::{
     auth::{Administrator, Caller},
     error::{ApiError, ErrorBody},
     request::JsonBody,
-    wire::governor::{BucketBody, BucketsBody, PolicyBody},
+    wire::bucket::{BucketBody, BucketsBody, PolicyBody},
 };
 
 fn bucket_of((namespace, env): (String, String)) -> Result<Bucket, ApiError> {

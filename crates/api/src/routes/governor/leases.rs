@@ -3,24 +3,22 @@
 use axum::{Json, extract::State};
 use http::StatusCode;
 use sandhold_governor::{
-    books::{Answer, Grant},
+    books::{Answer, Grant, RunDefaults},
     ids::LeaseId,
     tasks::{Outcome, Reused},
 };
 
-use super::{check_bucket, governor, may_act_in, own_bucket, template_of};
+use super::{check_bucket, governor, may_act_in, own_bucket, policy_of, template_of};
 use crate::{
     ApiState,
     auth::Caller,
     error::{ApiError, ErrorBody},
     request::JsonBody,
-    wire::governor::{
-        HeartbeatBody, HolderBody, LeaseAskBody, LeaseBody, LeasesBody, ReleasedBody,
+    wire::{
+        bucket::wanted_template,
+        governor::{HeartbeatBody, HolderBody, LeaseAskBody, LeaseBody, LeasesBody, ReleasedBody},
     },
 };
-
-/// What a lease gets that names no template.
-const DEFAULT_TEMPLATE: &str = "base";
 
 /// A sandbox for an owner: its own, if it has a live lease with the same template, or a new one. The
 /// same `lease_id` again is a renewal; another one takes the sandbox over, and the old one is sealed.
@@ -47,10 +45,13 @@ pub(crate) async fn take(
     let governor = governor(&state)?;
     let ttl = body.ttl()?;
     let holder = body.holder().checked(&own_bucket(&caller))?;
-    let reference = body
-        .template_id
-        .unwrap_or_else(|| String::from(DEFAULT_TEMPLATE));
     check_bucket(&caller, &holder.bucket)?;
+    // Only what is not named by an ID needs to be looked up.
+    let defaults = match body.template_id {
+        Some(_) => RunDefaults::default(),
+        None => policy_of(governor, &caller, &holder.bucket).await?.runs,
+    };
+    let reference = wanted_template(body.template, body.template_id, &defaults)?;
     let template = template_of(&state, governor, &holder.bucket, reference)?;
     let lease = match holder.lease {
         Some(lease) => lease,

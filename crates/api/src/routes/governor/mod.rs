@@ -13,7 +13,7 @@ use axum::{
     Router,
     routing::{get, post},
 };
-use sandhold_governor::ids::Bucket;
+use sandhold_governor::{books::BucketPolicy, ids::Bucket};
 use sandhold_governor_driver::{DeployedPlatform, Governor, TemplatesOf};
 use sandhold_store::Role;
 use sandhold_types::TemplateId;
@@ -69,6 +69,20 @@ fn own_bucket(caller: &Caller) -> Bucket {
         namespace: bucket.namespace.clone(),
         env: bucket.env.clone(),
     }
+}
+
+/// What a bucket may have and its runs get. The first use of a key sets its own bucket to the default of
+/// its env.
+async fn policy_of(
+    governor: &Governor<DeployedPlatform>,
+    caller: &Caller,
+    bucket: &Bucket,
+) -> Result<BucketPolicy, ApiError> {
+    if *bucket == own_bucket(caller) {
+        return Ok(governor.ensure_bucket(bucket).await?);
+    }
+    let policy = governor.policy(bucket).await?;
+    policy.ok_or_else(|| ApiError::BucketNotFound(bucket.clone()))
 }
 
 fn may_act_in(caller: &Caller, bucket: &Bucket) -> bool {

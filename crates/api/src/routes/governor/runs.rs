@@ -25,7 +25,7 @@ use sandhold_governor::ids::{Bucket, RunId};
 use sandhold_governor_driver::{Cancelled, DeployedPlatform, Governor, RunInfo, RunRefused};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{check_bucket, governor, may_act_in, own_bucket, template_of};
+use super::{check_bucket, governor, may_act_in, own_bucket, policy_of, template_of};
 use crate::{
     ApiState,
     auth::Caller,
@@ -67,17 +67,12 @@ pub(crate) async fn begin(
     LargeJsonBody(body): LargeJsonBody<RunAskBody>,
 ) -> Result<Response, ApiError> {
     let governor = governor(&state)?;
-    let template = |bucket: &Bucket, name: String| {
-        check_bucket(&caller, bucket)?;
-        template_of(&state, governor, bucket, name)
-    };
-    let ask = body.checked(&own_bucket(&caller), &state.settings.limits, template)?;
-    let bucket = ask.bucket.clone();
+    let bucket = body.bucket(&own_bucket(&caller))?;
+    check_bucket(&caller, &bucket)?;
+    let defaults = policy_of(governor, &caller, &bucket).await?.runs;
+    let template = |bucket: &Bucket, name: String| template_of(&state, governor, bucket, name);
+    let ask = body.checked(bucket.clone(), &defaults, &state.settings.limits, template)?;
     let reader = reader(&state)?;
-    if bucket == own_bucket(&caller) {
-        // The first use of a key sets its bucket to the default of its env.
-        governor.ensure_bucket(&bucket).await?;
-    }
     let run = governor.start_run(ask).await;
     let run = run.map_err(|refused| match refused {
         RunRefused::UnknownBucket => ApiError::BucketNotFound(bucket),
