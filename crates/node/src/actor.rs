@@ -30,7 +30,10 @@ use sandhold_types::{
     Actor, Clocking, Deadline, EndReason, Incarnation, OnTimeout, Operation, SandboxState,
     Timestamp, TransitionRefused,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
 
 use crate::{
     agent::{Activity, AgentError},
@@ -170,6 +173,8 @@ pub(crate) struct Guard {
     pub(crate) pause_not_before: Timestamp,
     /// The lives of which processes, network or files may be left.
     pub(crate) left_overs: BTreeSet<Incarnation>,
+    /// The removal of images that nobody needs any more; at most one at a time.
+    pub(crate) discards: JoinSet<()>,
 }
 
 impl Guard {
@@ -181,6 +186,7 @@ impl Guard {
             was_busy: false,
             pause_not_before: now,
             left_overs: BTreeSet::new(),
+            discards: JoinSet::new(),
         }
     }
 }

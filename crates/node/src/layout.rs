@@ -238,12 +238,22 @@ pub(crate) fn write_durably(path: &Path, bytes: &[u8], durability: Durability) -
         file.sync_data()?;
     }
     fs::rename(&temporary, path)?;
-    if durability == Durability::Synced
-        && let Some(parent) = path.parent()
-    {
-        File::open(parent)?.sync_all()?;
+    match durability {
+        Durability::Synced => sync_name(path),
+        Durability::Process => Ok(()),
     }
-    Ok(())
+}
+
+/// Flushes to the disk what was written with [`Durability::Process`].
+pub(crate) fn sync(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_data()?;
+    sync_name(path)
+}
+
+/// Flushes the name of a file, which its directory holds.
+fn sync_name(path: &Path) -> io::Result<()> {
+    path.parent()
+        .map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ use tokio::sync::oneshot;
 use crate::{
     actor::{Beginning, end_reason},
     layout::Durability,
-    node::{Dependencies, Node, NodeError},
+    node::{Dependencies, Node, NodeError, off_thread},
     record::{Image, Proof, Record},
     registry::{ENDED_MAX, Entry, Full},
     remove,
@@ -253,7 +253,7 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
                 record.note(SandboxState::Running, Actor::Recovery, reason, now);
                 write(dependencies, &record).await?;
             }
-            sleep::remove_images(dependencies, &record.id, None).await;
+            remove_images(dependencies, &record.id, None).await;
             Beginning::Adopted
         }
         Plan::Asleep => {
@@ -264,7 +264,7 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
                 write(dependencies, &record).await?;
             }
             let kept = record.image.as_ref().map(|image| image.of);
-            sleep::remove_images(dependencies, &record.id, kept).await;
+            remove_images(dependencies, &record.id, kept).await;
             Beginning::Adopted
         }
         Plan::Doubtful => {
@@ -309,6 +309,18 @@ async fn write(dependencies: &Dependencies, record: &Record) -> Result<(), NodeE
         sandbox: record.id.clone(),
         source: source.into(),
     })
+}
+
+/// Removes every captured life of the sandbox except `kept`.
+async fn remove_images(dependencies: &Dependencies, id: &SandboxId, kept: Option<Incarnation>) {
+    let discard = sleep::discard_images(dependencies, id, kept);
+    let done = off_thread(move || {
+        discard();
+        Ok(())
+    });
+    if let Err(error) = done.await {
+        tracing::warn!(sandbox = %id, %error, "an image is left");
+    }
 }
 
 /// Removes whatever processes and network there are of a sandbox that sleeps.

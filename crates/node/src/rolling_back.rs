@@ -29,7 +29,7 @@ use crate::{
     lifetime,
     node::blocking,
     record::Record,
-    sleep::{self, Joins, Restored},
+    sleep::{Joins, Restored},
     snapshotting::line_from,
 };
 
@@ -212,7 +212,7 @@ impl SandboxActor {
         if !was_asleep {
             self.clear(before).await;
         }
-        sleep::remove_images(&self.dependencies, &self.record.id, None).await;
+        self.discard_images().await;
         self.dependencies.faults.reach("rollback.cleared");
         Ok(())
     }

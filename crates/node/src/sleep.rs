@@ -2,15 +2,25 @@
 //!
 //! ```text
 //!  pause   record (pausing) ─▶ quiesce ─▶ capture ─▶ record (paused) ─▶ processes ─▶ network
-//!  resume  record (resuming) ─▶ network ─▶ restore ─▶ identity ─▶ record (running) ─▶ image gone
+//!  resume  record (resuming) ─▶ network ─▶ restore ─▶ identity ─▶ record (running) ┄▶ image gone
 //! ```
 //!
 //! Each arrow is a fault point. Invariants:
 //! - The image is there, whole, before a record says `paused`; processes go only after that.
-//! - The image goes only after a record says `running` again; a wake-up that fails leaves it.
+//! - The image goes only after a record that says `running` again has reached the disk; a wake-up that
+//!   fails leaves it. Nobody waits for either: right after a capture the disk is busy with its bytes,
+//!   and to remove them takes as long as they are many. A power cut before that ends the woken life as
+//!   it ends every other, and the image is what is left.
+//! - The record of a pause is written as the image is, without waiting for the disk: one without the
+//!   other would be of no use after a power cut.
 //! - What the engine says of a capture is checked against what became of the processes.
 
-use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use sandhold_engine::{AfterCapture, EngineError, ExitCause, InstanceStatus, LaunchSpec, Origin};
 use sandhold_images::Build;
@@ -19,8 +29,8 @@ use sandhold_types::{Deadline, Incarnation, SandboxId, Token};
 
 use crate::{
     create::{self, boot_environment},
-    layout::IMAGE_PREFIX,
-    node::{Dependencies, blocking},
+    layout::{self, IMAGE_PREFIX},
+    node::Dependencies,
     record::{Proof, Record},
 };
 
@@ -268,27 +278,47 @@ pub(crate) fn sync_image(dependencies: &Dependencies, record: &Record) {
     });
 }
 
-/// Removes every captured life of the sandbox except `kept`. What cannot be removed now goes with
-/// the sandbox's directory.
-pub(crate) async fn remove_images(
+/// What removes every captured life of the sandbox except `kept`, once the record, which needs them no
+/// more, has reached the disk. Which ones is settled now, so that a later capture is none of them. What
+/// cannot be removed goes with the sandbox's directory.
+pub(crate) fn discard_images(
     dependencies: &Dependencies,
     id: &SandboxId,
     kept: Option<Incarnation>,
-) {
-    let directory = dependencies.layout.sandbox(id);
+) -> impl FnOnce() + Send + 'static {
     let kept = kept.map(|incarnation| dependencies.layout.image(id, incarnation));
-    let remove = move || -> io::Result<()> {
-        for entry in fs::read_dir(directory)? {
-            let path = entry?.path();
-            let name = path.file_name().and_then(|name| name.to_str());
-            let is_image = name.is_some_and(|name| name.starts_with(IMAGE_PREFIX));
-            if is_image && Some(&path) != kept.as_ref() {
-                fs::remove_dir_all(&path)?;
+    let images = images_in(&dependencies.layout.sandbox(id));
+    let record = dependencies.layout.record(id);
+    let id = id.clone();
+    move || {
+        let discarded = images.and_then(|mut images| {
+            images.retain(|image| Some(image) != kept.as_ref());
+            if images.is_empty() {
+                return Ok(());
             }
+            layout::sync(&record)?;
+            images.iter().try_for_each(fs::remove_dir_all)
+        });
+        match discarded {
+            // The sandbox was removed meanwhile, and they with it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(sandbox = %id, %error, "an image is left"),
+            Ok(()) => {}
         }
-        Ok(())
-    };
-    if let Err(error) = blocking("removing an old image", remove).await {
-        tracing::warn!(sandbox = %id, error = ?error, "an image is left");
     }
+}
+
+fn images_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut images = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with(IMAGE_PREFIX))
+        {
+            images.push(entry.path());
+        }
+    }
+    Ok(images)
 }

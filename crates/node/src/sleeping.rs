@@ -166,7 +166,7 @@ impl SandboxActor {
         let reason = format!("it goes on, because {error}");
         running.note(SandboxState::Running, by, reason, now);
         self.commit_as(running, Durability::Process).await?;
-        sleep::remove_images(&self.dependencies, &self.record.id, None).await;
+        self.remove_images().await;
         Ok(())
     }
 
@@ -243,12 +243,12 @@ impl SandboxActor {
             now,
         );
         self.entry.doze.forget();
-        if let Err(error) = self.commit_as(awake, Durability::Synced).await {
+        if let Err(error) = self.commit_as(awake, Durability::Process).await {
             self.sleep_on(by, &error).await;
             return Err(error);
         }
         self.dependencies.faults.reach("resume.running");
-        sleep::remove_images(&self.dependencies, &self.record.id, None).await;
+        self.discard_images().await;
         self.dependencies.faults.reach("resume.cleared");
         Ok(())
     }
@@ -360,6 +360,30 @@ impl SandboxActor {
         }
     }
 
+    /// Has the images of earlier lives removed, beside what comes next: the present life's own, which
+    /// a capture may write meanwhile, is none of them.
+    pub(crate) async fn discard_images(&mut self) {
+        self.discard_all_but(Some(self.record.incarnation)).await;
+    }
+
+    /// Removes every image of the sandbox.
+    pub(crate) async fn remove_images(&mut self) {
+        self.discard_all_but(None).await;
+        self.images_discarded().await;
+    }
+
+    async fn discard_all_but(&mut self, kept: Option<Incarnation>) {
+        // One removal at a time.
+        self.images_discarded().await;
+        let discard = sleep::discard_images(&self.dependencies, &self.record.id, kept);
+        self.guard.discards.spawn_blocking(discard);
+    }
+
+    /// Waits until no image is being removed any more.
+    pub(crate) async fn images_discarded(&mut self) {
+        while self.guard.discards.join_next().await.is_some() {}
+    }
+
     /// Whether it fits if it is woken; it is counted already.
     pub(crate) fn check_room(&self) -> Result<(), PlatformError> {
         let (promised_mib, sandboxes) = self.registry.promised();
@@ -370,13 +394,19 @@ impl SandboxActor {
 
     /// Whether an image of what it uses now would fit. A capture that fills the disk may cost the
     /// sandbox its life, so it is not begun.
-    pub(crate) async fn check_disk_for_image(&self) -> Result<(), PlatformError> {
+    pub(crate) async fn check_disk_for_image(&mut self) -> Result<(), PlatformError> {
         let layout = &self.dependencies.layout;
         let instance = layout.instance(&self.record.id, self.record.incarnation);
         // Without a figure it is tried; a full disk then fails the capture.
         let used = self.dependencies.usage(&instance).await;
         let image_bytes = used.map_or(0, |usage| usage.memory_bytes + usage.disk_bytes);
-        self.check_disk(image_bytes)
+        match self.check_disk(image_bytes) {
+            Err(_) if !self.guard.discards.is_empty() => {
+                self.images_discarded().await;
+                self.check_disk(image_bytes)
+            }
+            checked => checked,
+        }
     }
 
     fn check_disk(&self, image_bytes: u64) -> Result<(), PlatformError> {

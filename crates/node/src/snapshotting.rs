@@ -153,7 +153,7 @@ impl SandboxActor {
         running.note(SandboxState::Running, by, reason, now);
         self.commit_as(running, Durability::Synced).await?;
         self.dependencies.faults.reach("snapshot.running");
-        sleep::remove_images(&self.dependencies, &self.record.id, None).await;
+        self.remove_images().await;
         self.dependencies.faults.reach("snapshot.cleared");
         taken
     }
