@@ -37,7 +37,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use sandhold_types::Deadline;
+use sandhold_types::{Deadline, Resources};
 
 use self::{
     cgroup::{Groups, Layout},
@@ -179,6 +179,8 @@ impl GvisorEngine {
         let note = files.note().ok_or_else(|| EngineError::Unknown {
             instance: instance.id.clone(),
         })?;
+        // An earlier process may have died with a higher limit set.
+        self.limit_memory(&instance.id, &note.resources, 0);
         let subject = Subject {
             id: instance.id.clone(),
             files,
@@ -242,15 +244,27 @@ impl GvisorEngine {
         while !self.groups.processes(&name).iter().any(boots) {
             tokio::time::sleep(POLL).await;
         }
-        self.raise_memory_limit(spec);
+        self.limit_memory(&spec.instance.id, &spec.resources, 0);
     }
 
-    fn raise_memory_limit(&self, spec: &LaunchSpec) {
-        let name = spec.instance.id.to_string();
-        let memory_mib = u64::from(spec.resources.memory_mib) + u64::from(MEMORY_OVERHEAD_MIB);
-        if let Err(error) = self.groups.set_memory_limit(&name, memory_mib * MIB) {
-            tracing::warn!(instance = %name, %error, "its memory limit could not be raised");
+    /// Gives an instance the memory of its plan, what the engine itself needs, and `more_bytes`.
+    fn limit_memory(&self, id: &InstanceId, plan: &Resources, more_bytes: u64) {
+        let name = id.to_string();
+        let memory_mib = u64::from(plan.memory_mib) + u64::from(MEMORY_OVERHEAD_MIB);
+        let limit_bytes = memory_mib * MIB + more_bytes;
+        if let Err(error) = self.groups.set_memory_limit(&name, limit_bytes) {
+            tracing::warn!(instance = %name, %error, "its memory limit could not be set");
         }
+    }
+
+    /// Gives an instance that is on its way out as much memory again as it uses, and tells the plan
+    /// that it had. The bytes of an image are charged to who writes them, so a guest that fills its
+    /// plan would wait for the disk to take them all.
+    fn make_room_for_image(&self, id: &InstanceId, files: &InstanceFiles) -> Option<Resources> {
+        let note = files.note()?;
+        let used = self.groups.accounting(&id.to_string()).ok()?;
+        self.limit_memory(id, &note.resources, used.memory_bytes);
+        Some(note.resources)
     }
 
     /// The call that begins an instance, or a part of beginning it.
@@ -298,7 +312,7 @@ impl GvisorEngine {
         tokio::select! {
             ran = &mut ran => {
                 // It was over so quickly that its processes were not seen, or it failed.
-                self.raise_memory_limit(spec);
+                self.limit_memory(&spec.instance.id, &spec.resources, 0);
                 ran
             }
             () = lift => ran.await,
@@ -577,7 +591,16 @@ impl Engine for GvisorEngine {
             console: None,
             log: files.log(),
         };
-        self.runsc.run(call, deadline).await
+        let had = match after {
+            AfterCapture::Stop => self.make_room_for_image(&instance.id, &files),
+            AfterCapture::Continue => None,
+        };
+        let captured = self.runsc.run(call, deadline).await;
+        if let (Err(_), Some(plan)) = (&captured, had) {
+            // Perhaps it goes on.
+            self.limit_memory(&instance.id, &plan, 0);
+        }
+        captured
     }
 
     async fn settle(&self, instance: &InstanceRef, deadline: Deadline) -> Result<(), EngineError> {
