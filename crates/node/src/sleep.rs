@@ -111,9 +111,12 @@ pub(crate) async fn truth(
 ) -> Captured {
     const STEP: &str = "capturing it";
     let instance = dependencies.layout.instance(&record.id, record.incarnation);
-    let settled = dependencies.engine.settle(&instance, after(SETTLE_BUDGET));
-    if let Err(error) = settled.await {
-        return Captured::Unknown(engine_error(STEP, error));
+    // A capture that said that it is done is not under way any more.
+    if told.is_some() {
+        let settled = dependencies.engine.settle(&instance, after(SETTLE_BUDGET));
+        if let Err(error) = settled.await {
+            return Captured::Unknown(engine_error(STEP, error));
+        }
     }
     let status = match dependencies.inspect(&instance).await {
         Ok(status) => status,
