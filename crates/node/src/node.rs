@@ -70,7 +70,7 @@ impl Default for NodeConfig {
         Self {
             capacity: CapacityPolicy::default(),
             blanks_per_template: 2,
-            launches_max: cores * 2,
+            launches_max: cores.max(2),
             doze_after: Some(Duration::from_secs(2)),
             snapshot_retention: Retention::default(),
         }
