@@ -11,8 +11,7 @@
 //!   fails leaves it. Nobody waits for either: right after a capture the disk is busy with its bytes,
 //!   and to remove them takes as long as they are many. A power cut before that ends the woken life as
 //!   it ends every other, and the image is what is left.
-//! - The record of a pause is written as the image is, without waiting for the disk: one without the
-//!   other would be of no use after a power cut.
+//! - The record and the image of a pause are flushed beside what comes next too ([`sync_image`]).
 //! - What the engine says of a capture is checked against what became of the processes.
 
 use std::{
