@@ -83,6 +83,9 @@ def test_buckets(client):
         client.bucket(name, "dev")
     made = client.set_bucket(name, "dev", quota=3, retention_s=60)
     assert (made.quota, made.retention_s, made.used) == (3, 60, 0)
+    assert (made.main_template, made.light_template) == ("code-interpreter-v1", "base")
+    made = client.set_bucket(name, "dev", quota=3, main_template="base", run_timeout_s=60)
+    assert (made.main_template, made.run_timeout_s, made.retention_s) == ("base", 60, None)
     assert client.bucket(name, "dev") == made
     assert made in client.buckets()
     assert isinstance(client.alarms(), list)
@@ -95,6 +98,10 @@ def test_errors_have_their_types(client):
         client.run("nothing")
     with pytest.raises(TypeError):
         client.start_run("ls -l", **names(), timeout=60)
+    with pytest.raises(TypeError, match="timeuot"):
+        client.start_run(["true"], **names(), timeuot=60)
+    with pytest.raises(TypeError, match="quote"):
+        client.set_bucket("a", "dev", quota=1, quote=1)
     with Sandhold(api_key="e2b_wrong") as stranger, pytest.raises(Unauthenticated):
         stranger.leases()
     with Sandhold(url="http://127.0.0.1:9") as nowhere, pytest.raises(Unreachable):

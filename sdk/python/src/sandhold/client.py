@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import httpx
 
-from . import wire
-from .errors import RunFailed, ServerError, Unreachable
-from .models import Alarm, Bucket, Completed, Event, Failed, HeldLease, Lease, Root, RunInfo, Verdict, read
+from . import calls, wire
+from .errors import SandholdError, Unreachable
+from .models import Alarm, Bucket, Completed, Event, HeldLease, Lease, RunInfo, Verdict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
 
 
 class Run:
@@ -22,8 +27,7 @@ class Run:
         self.run_id = run_id
         self._client = client
         self._stream = stream
-        self._reader = wire.EventReader()
-        self._reader.last = after
+        self._reader = wire.EventReader(run_id, after)
 
     @property
     def last_event_id(self) -> int:
@@ -31,37 +35,27 @@ class Run:
         return self._reader.last
 
     def __iter__(self) -> Iterator[Event]:
-        attaches = 0
-        while True:
+        while not self._reader.is_over:
             try:
-                stream = self._stream or self._client._attach(self.run_id, self._reader.last)
+                stream = self._stream or self._client._stream(calls.attach_run(self.run_id, self._reader.last))
                 self._stream = None
                 with closing(stream):
                     for line in stream.iter_lines():
-                        for event in self._reader.line(line):
-                            attaches = 0
-                            yield event
-                            if isinstance(event, (Completed, Failed)):
-                                return
-            except (httpx.TransportError, Unreachable):
-                pass
-            except ServerError as error:
-                if not error.is_retryable:
+                        yield from self._reader.line(line)
+                        if self._reader.is_over:
+                            return
+            except (httpx.TransportError, SandholdError) as error:
+                if not wire.may_attach_again(error):
                     raise
             self._reader.broke_off()
-            attaches += 1
-            if attaches > wire.ATTACHES_MAX:
-                raise Unreachable(f"run {self.run_id} cannot be followed any more; it may go on")
             time.sleep(wire.ATTACH_PAUSE_S)
 
     def wait(self) -> Completed:
         """Its end. Raises RunFailed unless its command ended by itself."""
         for event in self:
-            if isinstance(event, Completed):
-                return event
-            if isinstance(event, Failed):
-                raise RunFailed(event)
-        raise Unreachable(f"run {self.run_id} was read to its end before")
+            if end := wire.end_of(event):
+                return end
+        raise self._reader.never_ended()
 
     def info(self) -> RunInfo:
         return self._client.run(self.run_id)
@@ -95,17 +89,16 @@ class Sandhold:
     ) -> None:
         self.close()
 
-    def _call(self, request: wire.Request) -> Any:
+    def _call(self, call: calls.Call[T]) -> T:
+        request = call.request
         try:
             response = self._http.request(request.method, request.path, json=request.body)
         except httpx.TransportError as error:
             raise Unreachable(str(error)) from error
-        return wire.answer(response)
+        return call.reads(wire.answer(response))
 
-    def _stream(self, request: wire.Request, headers: dict[str, str]) -> httpx.Response:
-        sent = self._http.build_request(
-            request.method, request.path, json=request.body, headers=headers, timeout=wire.stream_timeout()
-        )
+    def _stream(self, request: wire.Request) -> httpx.Response:
+        sent = self._http.build_request(**wire.stream_options(request))
         try:
             response = self._http.send(sent, stream=True)
             if not response.is_success:
@@ -116,118 +109,59 @@ class Sandhold:
             wire.answer(response)
         return response
 
-    def _attach(self, run_id: str, after: int) -> httpx.Response:
-        path = f"/v1/sandbox-runs/{wire.segment(run_id)}/events"
-        return self._stream(wire.Request("GET", path), {"Last-Event-ID": str(after)})
-
     # Runs
 
     def start_run(
-        self,
-        command: Sequence[str],
-        *,
-        project_id: str,
-        session_run_id: str,
-        timeout: int,
-        files: Mapping[str, str | bytes] | None = None,
-        context: Any = None,
-        env_vars: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        artifacts: Sequence[str] | None = None,
-        template: str | None = None,
-        template_id: str | None = None,
-        owner_id: str | None = None,
-        lease_id: str | None = None,
-        run_id: str | None = None,
-        keep: str | None = None,
-        namespace: str | None = None,
-        env: str | None = None,
+        self, command: Sequence[str], *, project_id: str, session_run_id: str, **options: Unpack[calls.RunOptions]
     ) -> Run:
         """Gets a sandbox and begins a run in it. With the ``run_id`` of a run that there is, attaches to it."""
-        request = wire.run_request(
-            command,
-            project_id=project_id,
-            session_run_id=session_run_id,
-            timeout=timeout,
-            files=files,
-            context=context,
-            env_vars=dict(env_vars) if env_vars else None,
-            cwd=cwd,
-            artifacts=list(artifacts) if artifacts else None,
-            template=template,
-            template_id=template_id,
-            owner_id=owner_id,
-            lease_id=lease_id,
-            run_id=run_id,
-            keep=keep,
-            namespace=namespace,
-            env=env,
-        )
-        stream = self._stream(request, {})
+        stream = self._stream(calls.start_run(command, project_id, session_run_id, options))
         return Run(self, stream.headers["x-run-id"], stream, 0)
 
     def attach_run(self, run_id: str, after: int = 0) -> Run:
         """A run that there is, from the event after the one of this number."""
-        return Run(self, run_id, self._attach(run_id, after), after)
+        return Run(self, run_id, self._stream(calls.attach_run(run_id, after)), after)
 
     def run(self, run_id: str) -> RunInfo:
-        return read(RunInfo, self._call(wire.Request("GET", f"/v1/sandbox-runs/{wire.segment(run_id)}")))
+        return self._call(calls.run(run_id))
 
     def cancel_run(self, run_id: str, *, owner_id: str, lease_id: str) -> bool:
         """Asks for the end of a run; False if it has ended."""
-        path = f"/v1/sandbox-runs/{wire.segment(run_id)}/cancel"
-        answer = self._call(wire.Request("POST", path, {"owner_id": owner_id, "lease_id": lease_id}))
-        return bool(answer["cancelled"])
+        return self._call(calls.cancel_run(run_id, owner_id, lease_id))
 
     # Leases
 
-    def take_lease(
-        self,
-        owner_id: str,
-        *,
-        lease_id: str | None = None,
-        template_id: str | None = None,
-        ttl_s: int | None = None,
-        namespace: str | None = None,
-        env: str | None = None,
-    ) -> Lease:
+    def take_lease(self, owner_id: str, **options: Unpack[calls.LeaseOptions]) -> Lease:
         """The owner's sandbox, or a new one. The same ``lease_id`` renews; another one takes the sandbox over."""
-        bucket = wire.given(namespace=namespace, env=env)
-        more = wire.given(lease_id=lease_id, template_id=template_id, ttl_s=ttl_s, **bucket)
-        answer = self._call(wire.take_request(owner_id, **more))
-        return read(Lease, {**answer, "owner_id": owner_id, **bucket})
+        return self._call(calls.take_lease(owner_id, options))
 
     def renew_lease(self, lease: Lease) -> Lease:
         """Says that the holder is alive; at least every 30 s. Raises StaleLease if another has the sandbox."""
-        return read(Lease, {**wire.holder(lease), **self._call(wire.renew_request(lease))})
+        return self._call(calls.renew_lease(lease))
 
     def release_lease(self, lease: Lease) -> None:
         """Ends the sandbox. Raises StaleLease if another has it."""
-        self._call(wire.release_request(lease))
+        self._call(calls.release_lease(lease))
 
     def leases(self) -> list[HeldLease]:
-        return [read(HeldLease, held) for held in self._call(wire.Request("GET", "/v1/leases"))["leases"]]
+        return self._call(calls.leases())
 
     # Buckets and verdicts
 
     def buckets(self) -> list[Bucket]:
-        return [read(Bucket, bucket) for bucket in self._call(wire.Request("GET", "/v1/buckets"))["buckets"]]
+        return self._call(calls.buckets())
 
     def bucket(self, namespace: str, env: str) -> Bucket:
-        path = f"/v1/buckets/{wire.segment(namespace)}/{wire.segment(env)}"
-        return read(Bucket, self._call(wire.Request("GET", path)))
+        return self._call(calls.bucket(namespace, env))
 
-    def set_bucket(self, namespace: str, env: str, *, quota: int, retention_s: int | None = None) -> Bucket:
-        """Sets what a bucket may have and keeps. Needs an administrator's key."""
-        path = f"/v1/buckets/{wire.segment(namespace)}/{wire.segment(env)}"
-        body = {"quota": quota, "retention_s": retention_s}
-        return read(Bucket, self._call(wire.Request("PUT", path, body)))
+    def set_bucket(self, namespace: str, env: str, *, quota: int, **options: Unpack[calls.PolicyOptions]) -> Bucket:
+        """Sets what a bucket may have, keeps and gives to its runs. Needs an administrator's key."""
+        return self._call(calls.set_bucket(namespace, env, quota, options))
 
     def verdict(self, sandbox_id: str) -> Verdict:
         """Why a sandbox lives, or who ended it."""
-        answer = self._call(wire.Request("GET", f"/v1/sandboxes/{wire.segment(sandbox_id)}/verdict"))
-        return read(Verdict, {**answer, "roots": [read(Root, root) for root in answer["roots"]]})
+        return self._call(calls.verdict(sandbox_id))
 
     def alarms(self) -> list[Alarm]:
         """What an operator must know. Needs an administrator's key."""
-        return [read(Alarm, alarm) for alarm in self._call(wire.Request("GET", "/v1/alarms"))["alarms"]]
+        return self._call(calls.alarms())

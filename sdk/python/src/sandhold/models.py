@@ -60,6 +60,13 @@ class Bucket:
     direct: int
     paused: int
     uncounted: int
+    #: What ``template="main"`` and ``template="light"`` mean for its runs and leases.
+    main_template: str = ""
+    light_template: str = ""
+    #: For how many seconds a run may run that does not say; None: each must say.
+    run_timeout_s: int | None = None
+    #: For how many seconds a run may ask at most.
+    run_timeout_max_s: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,19 @@
-"""Requests as values, and answers read: what both clients share. No I/O."""
+"""Requests as values, answers and streams read: what both clients share. No I/O."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from .errors import SandholdError, refusal
-from .models import Event, Lease, event
+from .errors import RunFailed, SandholdError, ServerError, Unreachable, refusal
+from .models import Completed, Event, Failed, event
 
 #: Where a server listens unless it is told otherwise.
 DEFAULT_URL = "http://127.0.0.1:3000"
@@ -32,6 +32,7 @@ class Request:
     method: str
     path: str
     body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def client_options(url: str | None, api_key: str | None) -> dict[str, Any]:
@@ -47,9 +48,17 @@ def client_options(url: str | None, api_key: str | None) -> dict[str, Any]:
     }
 
 
-def stream_timeout() -> httpx.Timeout:
-    """A stream may last; silence may not. The first answer waits for a sandbox."""
-    return httpx.Timeout(SILENCE_S, read=TIMEOUT_S, connect=10.0)
+def stream_options(request: Request) -> dict[str, Any]:
+    """What a request for a stream is built with. A stream may last; silence may not. The first answer waits for a
+    sandbox."""
+    timeout = httpx.Timeout(SILENCE_S, read=TIMEOUT_S, connect=10.0)
+    return {
+        "method": request.method,
+        "url": request.path,
+        "json": request.body,
+        "headers": dict(request.headers),
+        "timeout": timeout,
+    }
 
 
 def answer(response: httpx.Response) -> Any:
@@ -83,50 +92,16 @@ def files_of(files: Mapping[str, str | bytes] | None) -> list[dict[str, str]]:
     return [file(path, content) for path, content in (files or {}).items()]
 
 
-def run_request(
-    command: Sequence[str],
-    *,
-    project_id: str,
-    session_run_id: str,
-    timeout: int,
-    files: Mapping[str, str | bytes] | None,
-    **more: Any,
-) -> Request:
-    if isinstance(command, str):
-        raise TypeError("command is a list: the program and its arguments")
-    body = given(
-        command=list(command),
-        project_id=project_id,
-        session_run_id=session_run_id,
-        timeout=timeout,
-        files=files_of(files),
-        **more,
-    )
-    return Request("POST", "/v1/sandbox-runs", body)
-
-
-def take_request(owner_id: str, **more: Any) -> Request:
-    return Request("POST", "/v1/leases", given(owner_id=owner_id, **more))
-
-
-def renew_request(lease: Lease) -> Request:
-    return Request("POST", "/v1/lease-heartbeats", {**holder(lease), "fence": lease.fence})
-
-
-def release_request(lease: Lease) -> Request:
-    return Request("POST", "/v1/lease-releases", holder(lease))
-
-
-def holder(lease: Lease) -> dict[str, Any]:
-    return given(owner_id=lease.owner_id, lease_id=lease.lease_id, namespace=lease.namespace, env=lease.env)
-
-
 class EventReader:
-    """Lines of a stream of server-sent events, made events."""
+    """Lines of the streams of a run's events, made events; and how often a stream is attached again."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str, after: int) -> None:
+        self.run_id = run_id
         #: The number of the last event that was read.
-        self.last = 0
+        self.last = after
+        #: Whether the last event that was read is the run's end.
+        self.is_over = False
+        self._attaches = 0
         self._fields: dict[str, str] = {}
 
     def line(self, line: str) -> Iterator[Event]:
@@ -142,8 +117,30 @@ class EventReader:
         read = event(fields.get("event", ""), number, json.loads(fields["data"]))
         self.last = number
         if read is not None:
+            self._attaches = 0
+            self.is_over = isinstance(read, (Completed, Failed))
             yield read
 
     def broke_off(self) -> None:
-        """What has come of an event that is not whole comes again."""
+        """What has come of an event that is not whole comes again. Raises Unreachable if it broke off too often."""
         self._fields = {}
+        self._attaches += 1
+        if self._attaches > ATTACHES_MAX:
+            raise Unreachable(f"run {self.run_id} cannot be followed any more; it may go on")
+
+    def never_ended(self) -> Unreachable:
+        return Unreachable(f"run {self.run_id} was read to its end before")
+
+
+def end_of(event: Event) -> Completed | None:
+    """The event, if it is a run's end. Raises RunFailed unless its command ended by itself."""
+    if isinstance(event, Failed):
+        raise RunFailed(event)
+    return event if isinstance(event, Completed) else None
+
+
+def may_attach_again(error: Exception) -> bool:
+    """Whether a stream that ended with this error is worth attaching to again."""
+    if isinstance(error, ServerError):
+        return error.is_retryable
+    return isinstance(error, (httpx.TransportError, Unreachable))
