@@ -84,6 +84,12 @@ fn name() -> RunId {
     "mine".parse().unwrap()
 }
 
+async fn cancel(world: &World) -> Cancelled {
+    let (owner, lease) = ("o".parse().unwrap(), "l".parse().unwrap());
+    let cancelled = world.governor.cancel_run(&name(), &owner, &lease).await;
+    cancelled.unwrap()
+}
+
 impl Cell {
     fn new(blow: Blow, step: Step) -> Self {
         let gate = Gate::at(step);
@@ -140,6 +146,10 @@ impl Cell {
             let reclaimer = world.governor.start();
             match self.blow {
                 Blow::ReplicaKilled => {
+                    if matches!(self.step, Step::Admitted | Step::Created) {
+                        // Whoever gets it a sandbox may be alive, and nobody can tell it.
+                        assert_eq!(cancel(&world).await, Cancelled::TooEarly);
+                    }
                     self.clock.advance(world.governor.rules().black());
                     world.governor.adopt_silent_runs().await.unwrap();
                 }
@@ -173,11 +183,7 @@ impl Cell {
             Blow::DiskFull => self.ails(Mood::DiskFull),
             // It is the time itself that is waited for.
             Blow::Deadline => tokio::time::sleep(SHORT_TIME).await,
-            Blow::Cancel => {
-                let (owner, lease) = ("o".parse().unwrap(), "l".parse().unwrap());
-                let cancelled = world.governor.cancel_run(&name(), &owner, &lease).await;
-                assert_eq!(cancelled.unwrap(), Cancelled::Asked);
-            }
+            Blow::Cancel => assert_eq!(cancel(world).await, Cancelled::Asked),
             Blow::ReplicaKilled => unreachable!("it is killed from outside"),
         }
         self.gate.opens();
