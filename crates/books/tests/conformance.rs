@@ -327,7 +327,7 @@ async fn redis_answers_as_the_model_does() {
     all.expect(EXPECTED);
 }
 
-/// Steps that are asked for at once: the first goes alone, the others behind it in one script.
+/// Steps that are asked for at once: the first two go alone, the others behind them in one call.
 #[tokio::test]
 async fn redis_answers_many_at_once_as_the_model_does_one_by_one() {
     for seed in SEEDS {

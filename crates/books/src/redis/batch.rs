@@ -1,15 +1,17 @@
 //! Many callers' steps in one call.
 //!
 //! ```text
-//!   nothing under way ─▶ a step goes at once, alone
-//!   something is ──────▶ it waits; what waits goes together as soon as that is back
+//!   fewer than two calls under way ─▶ a step goes at once, alone
+//!   two are ───────────────────────▶ it waits; what waits goes together as soon as one of them is back
 //! ```
 //!
+//! Two, so that the server works on one while those who were answered by the other ask again.
 //! So one caller waits for nobody, and many share what a call costs: being made, reading the common
 //! part, writing down. Whoever hangs up while its step is under way or waits changes nothing for
 //! the others.
 //!
-//! Owns: the steps that wait. Invariant: while any wait, a batch is under way that will take them.
+//! Owns: the steps that wait. Invariant: while any wait, as many calls are under way as there may be,
+//! and whichever is back first takes them.
 
 use std::{
     collections::VecDeque,
@@ -21,6 +23,8 @@ use tokio::sync::oneshot;
 
 use super::{Shared, verb};
 
+/// The most calls under way.
+const UNDER_WAY_MAX: u32 = 2;
 /// The most steps in one call: as long as it runs, the server does nothing else.
 const BATCH_MAX: usize = 64;
 /// The most steps that wait; past it callers are told that the store cannot be reached.
@@ -43,7 +47,7 @@ pub(super) struct Batches(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    is_under_way: bool,
+    under_way: u32,
     waiting: VecDeque<Waiting>,
 }
 
@@ -52,11 +56,13 @@ impl Batches {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What goes next; none is under way if nothing waits.
+    /// A call is back: what goes next in its stead. One fewer is under way if nothing waits.
     fn next(&self) -> Vec<Waiting> {
         let mut state = self.state();
         let length = state.waiting.len().min(BATCH_MAX);
-        state.is_under_way = length > 0;
+        if length == 0 {
+            state.under_way -= 1;
+        }
         state.waiting.drain(..length).collect()
     }
 }
@@ -98,8 +104,8 @@ impl Shared {
 
     fn way_of(&self, step: Arguments) -> Result<Way, StoreError> {
         let mut state = self.batches.state();
-        if !state.is_under_way {
-            state.is_under_way = true;
+        if state.under_way < UNDER_WAY_MAX {
+            state.under_way += 1;
             return Ok(Way::Alone(step));
         }
         if state.waiting.len() >= WAITING_MAX {

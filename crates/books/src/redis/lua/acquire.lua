@@ -1,21 +1,20 @@
 -- A slot's new record, and the lease that begins with it.
 local function take(slot, bucket, owner, maker, lease, template, ttl)
-  local generation, r = mint(), nil
+  local generation = mint()
+  local entry = '\n' .. slot .. ' ' .. at .. ' ' .. bucket .. ' ' .. owner .. '  ' .. generation
+  local made_by = ' ' .. generation .. ' ' .. maker .. ' ' .. at
   if lease == '' then
-    r = {bucket, owner, 'direct', generation, maker, at, '', '', '', '', '', '', '', '', '', '', '', '', '', '', '', '',
-      FAR_FUTURE_TEXT, '', '', '1'}
-    tell(slot, r, 'taken', '', '')
+    tell_entry(slot, entry .. ' taken  ')
+    put_line(slot, bucket .. ' ' .. owner .. ' direct' .. made_by .. end_of_direct)
   else
-    r = {bucket, owner, 'governor', generation, maker, at, '', lease, template, ttl, at, '', '', '', '', '', '', '', '',
-      '', '', '', FAR_FUTURE_TEXT, '', '', '1'}
-    tell(slot, r, 'taken', '', '')
-    tell(slot, r, 'lease', lease, '')
+    tell_entry(slot, entry .. ' taken  ' .. entry .. ' lease ' .. lease .. ' ')
+    put_line(slot, bucket .. ' ' .. owner .. ' governor' .. made_by .. '  ' .. lease .. ' ' .. template .. ' ' .. ttl
+      .. ' ' .. at .. end_of_leased)
     local l = line_of(bucket, owner)
     l.current = slot
     touch(l)
   end
   count(bucket, 1)
-  put(slot, r)
   return finish('make', slot, generation)
 end
 

@@ -4,10 +4,15 @@
 -- written down in one go when the last is done.
 --
 -- What the server has for those that run; there is nothing of it yet while this is loaded.
-local call, match, find, sub, gsub, concat, format, values_of, each, every, least, most
+local call, match, find, sub, gsub, concat, format, values_of, each, every, any, least, most
+-- How the line of a new record ends, behind the last part that differs.
+local end_of_leased, end_of_direct
 local function borrow()
-  call, values_of, each, every, least, most = redis.call, unpack, ipairs, pairs, math.min, math.max
+  call, values_of, each, every, any, least, most = redis.call, unpack, ipairs, pairs, next, math.min, math.max
   match, find, sub, gsub, format, concat = string.match, string.find, string.sub, string.gsub, string.format, table.concat
+  local rep = string.rep
+  local ends = FAR_FUTURE_TEXT .. rep(' ', COUNTED - ENDS_AT) .. '1'
+  end_of_leased, end_of_direct = rep(' ', ENDS_AT - LEASE_BEAT) .. ends, rep(' ', ENDS_AT - MAKING_SINCE) .. ends
   -- Little is kept here and much is thrown away: going through the little for every bit of the much would
   -- cost a fifth of a call.
   collectgarbage('setpause', 1000)
@@ -19,10 +24,11 @@ local g, g_changed
 -- take it apart again. None while the parts may be others than the line.
 local g_text
 local buckets, lines, records
--- What changed: by bucket, by slot, and the lines one after the other.
+-- What changed: by bucket, by slot (as its new line, if that is all there is), and the lines one after
+-- the other.
 local buckets_changed, records_changed, lines_changed
 -- Trails: what to add by slot, which to delete, which to keep for a while only.
-local trails, forgotten, fading
+local trails, forgotten, fading = {}, {}, {}
 -- What the step tells, each entry behind a line break: all of it, and the last of it, of one slot.
 local told, telling, told_of
 local verbs = {}
@@ -34,7 +40,9 @@ local function begin(KEYS)
   g_changed = false
   buckets, lines, records = {}, {}, {}
   buckets_changed, records_changed, lines_changed = {}, {}, {}
-  trails, forgotten, fading = {}, {}, {}
+  if any(trails) then trails = {} end
+  if forgotten[1] then forgotten = {} end
+  if fading[1] then fading = {} end
   told, telling = '', ''
 end
 
@@ -61,7 +69,7 @@ local function unpacked(text) return text and {match(text, RECORD_PATTERN)} end
 local function record_of(slot)
   local r = records[slot]
   if r == nil then
-    r = unpacked(call('HGET', books, 'r' .. slot))
+    r = unpacked(records_changed[slot] or call('HGET', books, 'r' .. slot))
     records[slot] = r
   end
   return r
@@ -77,30 +85,45 @@ local function bucket_of(bucket)
   return b
 end
 
+-- Its new line is told, and not yet taken apart.
+local function put_line(slot, line)
+  records[slot] = nil
+  records_changed[slot] = line
+end
+
 local function put(slot, r)
   records[slot] = r
   records_changed[slot] = true
 end
 
+local function joined(before, text)
+  if before and before ~= '' then return before .. text end
+  return text
+end
+
 -- Adds what is told of a slot to its trail.
 local function keep_telling()
   if telling == '' then return end
-  trails[told_of] = (trails[told_of] or '') .. telling
-  told, telling = told .. telling, ''
+  trails[told_of] = joined(trails[told_of], telling)
+  told, telling = joined(told, telling), ''
 end
 
-local function tell(slot, r, what, one, two)
+local function tell_entry(slot, entry)
   if slot ~= told_of then
     keep_telling()
     told_of = slot
   end
-  telling = telling .. '\n' .. slot .. ' ' .. at .. ' ' .. r[BUCKET] .. ' ' .. r[OWNER] .. ' ' .. r[SANDBOX] .. ' '
-    .. r[GENERATION] .. ' ' .. what .. ' ' .. one .. ' ' .. two
+  telling = joined(telling, entry)
+end
+
+local function tell(slot, r, what, one, two)
+  tell_entry(slot, '\n' .. slot .. ' ' .. at .. ' ' .. r[BUCKET] .. ' ' .. r[OWNER] .. ' ' .. r[SANDBOX] .. ' '
+    .. r[GENERATION] .. ' ' .. what .. ' ' .. one .. ' ' .. two)
 end
 
 -- Of what was never made nobody can ask for the trail.
 local function forget_trail(slot)
-  told, telling = told .. telling, ''
+  told, telling = joined(told, telling), ''
   trails[slot] = nil
   forgotten[#forgotten + 1] = books .. ':a:' .. slot
 end
@@ -122,9 +145,16 @@ local function mint()
 end
 
 -- Ends a step: what it answers, and what it tells. What it changed waits for the others.
-local function finish(...)
+local function finish(what, one, two)
   keep_telling()
-  local said = concat({at, ...}, ' ') .. told
+  local said
+  if two then
+    said = at .. ' ' .. what .. ' ' .. one .. ' ' .. two .. told
+  elseif one then
+    said = at .. ' ' .. what .. ' ' .. one .. told
+  else
+    said = at .. ' ' .. what .. told
+  end
   told = ''
   return said
 end
@@ -136,23 +166,26 @@ local function write_down_trails()
 end
 
 local function write_down_lines()
+  local set = {}
   for _, l in each(lines_changed) do
     if l.current ~= '' then
-      call('SET', l.key, l.current .. l.sealed)
+      set[#set + 1] = l.key
+      set[#set + 1] = l.current .. l.sealed
     else
       call('SET', l.key, l.sealed, 'PX', LINE_KEPT)
     end
   end
+  if set[1] then call('MSET', values_of(set)) end
 end
 
 -- Writes down what the steps changed.
 local function write_down()
   local set, del, common = {}, {}, g_changed and concat(g, ' ')
-  for slot in every(records_changed) do
+  for slot, line in every(records_changed) do
     local r = records[slot]
-    if r then
+    if r ~= false then
       set[#set + 1] = 'r' .. slot
-      set[#set + 1] = concat(r, ' ')
+      set[#set + 1] = r and concat(r, ' ') or line
     else
       del[#del + 1] = 'r' .. slot
     end

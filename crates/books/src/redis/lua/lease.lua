@@ -90,5 +90,5 @@ end
 local function granted(slot, r)
   local expires_at = r[LEASE_BEAT] + r[TTL]
   if expires_at > FAR_FUTURE then expires_at = FAR_FUTURE end
-  return finish('granted', slot, r[SANDBOX], r[GENERATION], int(expires_at), r[ENDS_AT])
+  return finish('granted', slot, r[SANDBOX] .. ' ' .. r[GENERATION] .. ' ' .. int(expires_at) .. ' ' .. r[ENDS_AT])
 end
