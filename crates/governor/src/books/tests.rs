@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use sandhold_types::{Generation, Timestamp};
+use sandhold_types::{Generation, SandboxId, Timestamp};
 
 use super::*;
-use crate::colour::{Colour, Retention};
+use crate::{
+    colour::{Colour, Retention, Seen},
+    ids::{ReplicaId, RunId},
+    record::Ground,
+};
 
 fn at(s: u64) -> Timestamp {
     Timestamp::from_unix_ms(1_000_000_000 + s * 1000)
