@@ -25,6 +25,7 @@ mod compatibility;
 mod definition;
 mod dockerfile;
 mod durable;
+mod faults;
 mod image;
 mod layers;
 mod oven;
@@ -57,6 +58,7 @@ pub use dockerfile::{
     Context, ContextError, DockerStep, Dockerfile, DockerfileError, parse as parse_dockerfile,
 };
 pub use durable::sync_image;
+pub use faults::Faults;
 pub use image::{Credentials, ImageError, ImageSource, Registries, RegistriesError};
 pub use layers::fuzzing;
 pub use oven::{BakeError, Oven, clear_left_overs};
@@ -64,7 +66,9 @@ pub use program::ProgramError;
 pub use progress::{Event, Progress, Silent, Stage};
 pub use record::{ContentKey, RecordError};
 pub use root_fs::RootFsError;
-pub use service::{BuildService, BuildServiceParts, Kitchen, Kitchens};
+pub use service::{
+    BuildService, BuildServiceParts, INSTANCES, Kitchen, Kitchens, clear_interrupted,
+};
 pub use snapshots::{Lease, Retention, Snapshot, SnapshotError, Snapshots};
 pub use steps::{Output, PlannedStep, Step, StepError, Upload};
 pub use tree::TreeError;

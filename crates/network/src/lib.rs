@@ -25,7 +25,7 @@ pub mod linux;
 pub mod sim;
 
 pub use error::NetworkError;
-pub use linux::LinuxNetwork;
+pub use linux::{LinuxNetwork, is_out_of_reach};
 
 /// What an engine needs to put a sandbox on its network.
 #[derive(Debug, Clone, PartialEq, Eq)]

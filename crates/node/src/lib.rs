@@ -38,7 +38,6 @@ mod create;
 mod dial;
 mod doze;
 mod ending;
-mod faults;
 mod layout;
 mod lifetime;
 mod meter;
@@ -59,10 +58,10 @@ mod wake;
 pub use agent::{Activity, AgentControl, AgentError, HttpAgent, Identity};
 pub use capacity::{CapacityPolicy, Room, Shortage};
 pub use doze::DozeCounts;
-pub use faults::Faults;
 pub use layout::{Layout, LayoutError};
 pub use node::{Dependencies, Node, NodeConfig, NodeError};
 pub use recovery::RecoveryReport;
+pub use sandhold_images::Faults;
 
 /// The contract version that the guest agent keeps (wire contract 2.5).
 pub const ENVD_VERSION: &str = "0.6.13";

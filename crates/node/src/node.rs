@@ -9,7 +9,7 @@ use std::{
 };
 
 use sandhold_engine::{Engine, EngineError, InstanceRef, InstanceStatus, Usage};
-use sandhold_images::{Builds, Retention, Snapshots};
+use sandhold_images::{Builds, Faults, Retention, Snapshots};
 use sandhold_network::{Network, NetworkError};
 use sandhold_platform::{Hold, Platform, PlatformError};
 use sandhold_types::{
@@ -27,7 +27,6 @@ use crate::{
     blanks::{self, Shelf},
     capacity::CapacityPolicy,
     doze::DozeCounts,
-    faults::Faults,
     layout::{Durability, Layout},
     meter,
     record::Record,

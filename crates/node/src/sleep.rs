@@ -27,6 +27,7 @@ use sandhold_platform::{PauseKeeps, PlatformError, Waking};
 use sandhold_types::{Deadline, Incarnation, SandboxId, Token};
 
 use crate::{
+    capacity,
     create::{self, boot_environment},
     layout::{self, IMAGE_PREFIX},
     node::Dependencies,
@@ -41,6 +42,9 @@ const END_GRACE: Duration = Duration::from_secs(5);
 const SETTLE_BUDGET: Duration = Duration::from_secs(60);
 /// How long the agent may take to close its connections before a capture.
 const QUIESCE_BUDGET: Duration = Duration::from_secs(2);
+
+/// With less than this, in MiB, a capture that failed has met a full disk.
+const DISK_FULL_MIB: u64 = 16;
 
 /// What became of a sandbox that was to be captured.
 #[derive(Debug)]
@@ -134,7 +138,7 @@ pub(crate) async fn truth(
                     step: STEP,
                     source: "it said that it was done, and the processes run on".into(),
                 },
-                |error| engine_error(STEP, error),
+                |error| capture_error(dependencies, STEP, error),
             );
             return Captured::Running(error);
         }
@@ -145,6 +149,22 @@ pub(crate) async fn truth(
         (true, None) => Captured::Asleep(Proof::Complete),
         (true, Some(_)) => Captured::Asleep(Proof::Missing),
         (false, _) => Captured::Lost(cause),
+    }
+}
+
+/// Why a capture failed. What an engine says about a full disk is not to be relied on.
+fn capture_error(
+    dependencies: &Dependencies,
+    step: &'static str,
+    error: EngineError,
+) -> PlatformError {
+    let room = capacity::measure(dependencies.layout.root(), 0, 0);
+    if room.disk_available_mib >= DISK_FULL_MIB {
+        return engine_error(step, error);
+    }
+    tracing::warn!(error = ?error, "a capture met a full disk");
+    PlatformError::Capacity {
+        what: String::from("the disk became full while it was captured; it runs on"),
     }
 }
 

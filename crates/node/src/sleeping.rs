@@ -165,9 +165,9 @@ impl SandboxActor {
         let now = self.dependencies.clock.now();
         let reason = format!("it goes on, because {error}");
         running.note(SandboxState::Running, by, reason, now);
-        self.commit_as(running, Durability::Process).await?;
+        // First, because what fills the disk may be the image that was begun.
         self.remove_images().await;
-        Ok(())
+        self.commit_as(running, Durability::Process).await
     }
 
     /// Brings a sleeping sandbox back.

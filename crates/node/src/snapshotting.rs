@@ -151,11 +151,38 @@ impl SandboxActor {
             Err(error) => format!("it goes on, because {error}"),
         };
         running.note(SandboxState::Running, by, reason, now);
-        self.commit_as(running, Durability::Synced).await?;
+        let written = self.dependencies.persist(&running, Durability::Synced);
+        let taken = match (written.await, taken) {
+            (Ok(()), taken) => {
+                self.record = running;
+                taken
+            }
+            (Err(error), taken) => {
+                // Not written down, it is `snapshotting` to recovery, which leads to the same. What
+                // the caller is not told of is not kept.
+                self.record.state = SandboxState::Running;
+                if let Ok(snapshot) = &taken {
+                    self.discard(snapshot).await;
+                }
+                taken.and(Err(error))
+            }
+        };
+        self.entry.publish(&self.record);
         self.dependencies.faults.reach("snapshot.running");
         self.remove_images().await;
         self.dependencies.faults.reach("snapshot.cleared");
         taken
+    }
+
+    async fn discard(&self, snapshot: &Snapshot) {
+        let (catalogue, id) = (
+            Arc::clone(&self.dependencies.snapshots),
+            snapshot.id.clone(),
+        );
+        let removed = tokio::task::spawn_blocking(move || catalogue.remove(&id)).await;
+        if !matches!(removed, Ok(Ok(()))) {
+            tracing::warn!(sandbox = %self.record.id, ?removed, "a snapshot is left that nobody was told of");
+        }
     }
 
     /// The capture is whole, and the processes went with it: it is woken from what was captured.

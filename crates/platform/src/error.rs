@@ -1,6 +1,6 @@
 //! Why the platform did not do what was asked.
 
-use std::time::Duration;
+use std::{error::Error, io, time::Duration};
 
 use sandhold_types::{BuildId, ErrorCode, Retry, SandboxId, SandboxState, SnapshotId};
 
@@ -105,7 +105,7 @@ pub enum PlatformError {
         detail: String,
     },
     /// The engine failed at this step.
-    #[error("the engine failed while {step}")]
+    #[error("the engine failed while {step}{}", full_disk_note(source.as_ref()))]
     Engine {
         /// What was being done.
         step: &'static str,
@@ -114,7 +114,7 @@ pub enum PlatformError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The machine failed at this step: disk, network set-up, store.
-    #[error("the node failed while {step}")]
+    #[error("the node failed while {step}{}", full_disk_note(source.as_ref()))]
     Node {
         /// What was being done.
         step: &'static str,
@@ -151,6 +151,11 @@ impl PlatformError {
             Self::Capacity { .. } => ErrorCode::CapacityExceeded,
             Self::Deadline { .. } => ErrorCode::DeadlineExceeded,
             Self::GuestUnresponsive { .. } => ErrorCode::GuestUnresponsive,
+            Self::Engine { source, .. } | Self::Node { source, .. }
+                if is_full_disk(source.as_ref()) =>
+            {
+                ErrorCode::CapacityExceeded
+            }
             Self::Engine { .. } => ErrorCode::EngineFailed,
             Self::Node { .. } => ErrorCode::Internal,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
@@ -164,5 +169,66 @@ impl PlatformError {
             Self::Busy { retry_after, .. } => Retry::After(*retry_after),
             other => other.code().default_retry(),
         }
+    }
+}
+
+/// What programs say when the kernel told them that there is no room.
+const FULL_DISK_WORDS: &str = "no space left on device";
+
+/// Whether a failure is that of a full disk, which is a matter of capacity and goes by (R-P11).
+#[must_use]
+pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let of_system = error.downcast_ref::<io::Error>();
+        let is_full = matches!(
+            of_system.map(io::Error::kind),
+            Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        );
+        // Engines are programs and hand on words.
+        if is_full || error.to_string().to_lowercase().contains(FULL_DISK_WORDS) {
+            return true;
+        }
+        // The source of a wrapped error is that of what it wraps, which is itself passed over.
+        let wrapped = of_system.and_then(io::Error::get_ref);
+        next = match wrapped {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
+    }
+    false
+}
+
+fn full_disk_note(error: &(dyn Error + 'static)) -> &'static str {
+    if is_full_disk(error) {
+        ": the disk is full"
+    } else {
+        ""
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_a_matter_of_capacity_however_deep_it_is_told() {
+        // R-P10, R-P11
+        let node = |source: Box<dyn Error + Send + Sync>| PlatformError::Node {
+            step: "writing its record",
+            source,
+        };
+        let full = || io::Error::from(io::ErrorKind::StorageFull);
+        let wrapped = io::Error::other(full());
+        for error in [
+            node(full().into()),
+            node(wrapped.into()),
+            node("runsc: write: No space left on device".into()),
+        ] {
+            assert_eq!(error.code(), ErrorCode::CapacityExceeded, "{error:?}");
+            assert!(error.to_string().ends_with("the disk is full"), "{error}");
+        }
+        let other = node(io::Error::from(io::ErrorKind::NotFound).into());
+        assert_eq!(other.code(), ErrorCode::Internal);
     }
 }

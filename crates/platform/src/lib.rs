@@ -29,7 +29,7 @@ pub use builds::{
     BuildStep, BuildView, FilesHash, LogPage, NewBuild, RegistryLogin, StartWith, TagView,
     TemplateBuilds, Upload,
 };
-pub use error::PlatformError;
+pub use error::{PlatformError, is_full_disk};
 pub use routes::{
     ActivityKind, DialError, Hold, Holds, Route, RouteLookup, Routes, StateChange, WakeError,
 };

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, bail};
 use async_trait::async_trait;
 use sandhold_engine::gvisor::{GvisorConfig, GvisorEngine, RootWrites};
-use sandhold_images::{Kitchen, Kitchens, Oven};
+use sandhold_images::{INSTANCES, Kitchen, Kitchens, Oven};
 use sandhold_network::LinuxNetwork;
 use sandhold_types::Entropy;
 
@@ -59,7 +59,7 @@ impl LinuxKitchen {
             engine: GvisorEngine::new(config(RootWrites::Layer)).await?,
             step_engine: GvisorEngine::new(config(RootWrites::Root)).await?,
             network: LinuxNetwork::new(&tag).await?,
-            instances: catalogue.join("baking"),
+            instances: catalogue.join(INSTANCES),
             tag,
             entropy,
             ready_budget,
@@ -130,6 +130,21 @@ pub(crate) fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
         );
     }
     Ok(path)
+}
+
+/// The agent for builds over the API; none, with a warning, if none was named and none is there.
+///
+/// # Errors
+/// The one that was named is not there.
+pub(crate) fn find_agent_for_builds(given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
+    match (find_agent(given), given) {
+        (Ok(agent), _) => Ok(Some(agent)),
+        (Err(error), Some(_)) => Err(error),
+        (Err(error), None) => {
+            tracing::warn!(%error, "templates cannot be built over the API");
+            Ok(None)
+        }
+    }
 }
 
 #[cfg(test)]

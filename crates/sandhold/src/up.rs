@@ -7,13 +7,7 @@
 //!
 //! The listener is bound first, so that a port that is taken is told before any work is done.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use sandhold_api::{ApiParts, ApiState, Settings};
@@ -22,9 +16,7 @@ use sandhold_engine::{
     gvisor::{GvisorConfig, GvisorEngine, RootWrites},
 };
 use sandhold_gateway::{Drained, Gateway, GatewayConfig};
-use sandhold_images::{
-    BuildService, BuildServiceParts, Catalogue, Registries, Retention, Snapshots,
-};
+use sandhold_images::{BuildService, BuildServiceParts, Catalogue, Retention, Snapshots};
 use sandhold_network::{LinuxNetwork, Network};
 use sandhold_node::{Dependencies, DozeCounts, Faults, HttpAgent, Layout, Node, NodeConfig};
 use sandhold_platform::TemplateBuilds;
@@ -82,6 +74,16 @@ pub(crate) struct Args {
     agent: Option<PathBuf>,
     #[command(flatten)]
     registries: settings::RegistryArgs,
+    /// Where templates' images may come from: `host`, `host:port`, or `public` for every public
+    /// address; those of --registries are always among them. Can be repeated.
+    #[arg(
+        long,
+        env = "SANDHOLD_REGISTRY_ALLOW",
+        value_name = "HOST[:PORT]",
+        value_delimiter = ',',
+        default_value = "public"
+    )]
+    registry_allow: Vec<String>,
     /// Log as JSON lines.
     #[arg(long)]
     log_json: bool,
@@ -149,6 +151,14 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     raise_descriptor_limit();
     let tag = layout.tag().to_owned();
     let engine = build_engine(&tag).await?;
+    let kitchens = Arc::new(LinuxKitchens {
+        entropy: entropy.clone(),
+        ready_budget: BUILD_READY_BUDGET,
+    });
+    let templates = layout.root().join("templates");
+    let cleared = sandhold_images::clear_interrupted(&templates, kitchens.as_ref()).await;
+    cleared
+        .map_err(|error| anyhow::anyhow!(error).context("could not clear interrupted builds"))?;
     let catalogue = open_catalogue(&layout, engine.as_ref(), clock.clone()).await?;
     let network: Arc<dyn Network> = Arc::new(LinuxNetwork::new(&tag).await?);
     let config = NodeConfig {
@@ -168,7 +178,7 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
         clock: clock.clone(),
         entropy: entropy.clone(),
         layout,
-        faults: Faults::new(args.fault_at),
+        faults: Faults::new(args.fault_at.clone()),
         launches: Semaphore::new(config.launches_max),
         launches_max: config.launches_max,
         dozes: DozeCounts::default(),
@@ -177,8 +187,25 @@ async fn serve(args: Args) -> anyhow::Result<ExitCode> {
     tracing::info!(?report, "recovered");
     let collector = tokio::spawn(collect_templates(node.clone(), catalogue.clone()));
     let agent = args.agent.as_deref();
-    let registries = args.registries.load()?;
-    let builds = build_service(agent, registries, &root, &catalogue, &clock, &entropy)?;
+    let mut registries = args.registries.load()?;
+    registries.allow_only(&args.registry_allow);
+    let builds = match kitchen::find_agent_for_builds(agent)? {
+        None => None,
+        Some(agent) => {
+            let parts = BuildServiceParts {
+                catalogue: catalogue.clone(),
+                directory: root.join("templates"),
+                kitchens,
+                agent,
+                registries,
+                clock: clock.clone(),
+                entropy: entropy.clone(),
+                faults: Arc::new(Faults::new(args.fault_at)),
+            };
+            let opened = BuildService::open(parts).context("could not read earlier builds")?;
+            Some(Arc::new(opened) as Arc<dyn TemplateBuilds>)
+        }
+    };
     let domain = args
         .domain
         .unwrap_or_else(|| format!("localhost:{}", address.port()));
@@ -262,38 +289,6 @@ async fn open_catalogue(
         Catalogue::open(&own, &settings::shared_templates(), identity, clock)
     });
     Ok(Arc::new(opened.await??))
-}
-
-/// Builds over the API, if there is an agent to build with.
-fn build_service(
-    agent: Option<&Path>,
-    registries: Registries,
-    root: &Path,
-    catalogue: &Arc<Catalogue>,
-    clock: &Arc<dyn Clock>,
-    entropy: &Arc<dyn Entropy>,
-) -> anyhow::Result<Option<Arc<dyn TemplateBuilds>>> {
-    let agent = match (kitchen::find_agent(agent), agent) {
-        (Ok(agent), _) => agent,
-        (Err(error), Some(_)) => return Err(error),
-        (Err(error), None) => {
-            tracing::warn!(%error, "templates cannot be built over the API");
-            return Ok(None);
-        }
-    };
-    let parts = BuildServiceParts {
-        catalogue: catalogue.clone(),
-        directory: root.join("templates"),
-        kitchens: Arc::new(LinuxKitchens {
-            entropy: entropy.clone(),
-            ready_budget: BUILD_READY_BUDGET,
-        }),
-        agent,
-        registries,
-        clock: clock.clone(),
-        entropy: entropy.clone(),
-    };
-    Ok(Some(Arc::new(BuildService::new(parts))))
 }
 
 /// Removes the bytes of deleted templates once no sandbox is there that came from them.

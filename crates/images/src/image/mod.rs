@@ -16,6 +16,7 @@
 //! builder.
 
 mod document;
+mod guard;
 mod layout;
 mod registry;
 mod settings;
@@ -88,6 +89,14 @@ pub enum ImageError {
         reference: String,
         /// What is wrong with it.
         problem: String,
+    },
+    /// It is, or leads to, where this server does not fetch from.
+    #[error("image '{reference}' is not fetched: {why}")]
+    NotAllowed {
+        /// The reference.
+        reference: String,
+        /// What was refused, and what to do about it.
+        why: String,
     },
     /// No registry gave it.
     #[error("image '{reference}' could not be fetched: {problem}")]

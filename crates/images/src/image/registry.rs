@@ -21,6 +21,7 @@ use tokio_util::io::{StreamReader, SyncIoBridge};
 use super::{
     Blob, Credentials, First, ImageError, Registries, Store,
     document::{DOCUMENT_BYTES_MAX, MANIFEST_TYPES},
+    guard::Guard,
     with_causes,
 };
 use crate::layers::Digest;
@@ -55,6 +56,7 @@ pub(super) struct RegistryStore {
     seats: Vec<Seat>,
     name: String,
     runtime: Handle,
+    guard: Option<Guard>,
 }
 
 impl fmt::Debug for RegistryStore {
@@ -73,10 +75,19 @@ pub(super) async fn find(
 ) -> Result<Found, ImageError> {
     let reference = read_reference(name)?;
     let registry = reference.registry().to_owned();
+    let no_guard = |error: io::Error| ImageError::Registry {
+        reference: name.to_owned(),
+        problem: error.to_string(),
+    };
+    let guard = match registries.allowed() {
+        Some(allowed) => Some(Guard::open(allowed).await.map_err(no_guard)?),
+        None => None,
+    };
     let mut seats: Vec<Seat> = Vec::new();
     for host in registries.order(&registry) {
         let own = credentials.filter(|_| host == registry);
-        seats.push(seat(host, &reference, own, registries));
+        let seat = seat(host, &reference, own, registries, guard.as_ref());
+        seats.push(seat.map_err(|problem| no_guard(io::Error::other(problem)))?);
     }
     let mut problems = Vec::new();
     for index in 0..seats.len() {
@@ -87,6 +98,7 @@ pub(super) async fn find(
                     seats,
                     name: name.to_owned(),
                     runtime: Handle::current(),
+                    guard,
                 };
                 let first = First { bytes, name: None };
                 return Ok(Found { store, first });
@@ -94,10 +106,16 @@ pub(super) async fn find(
             Err(problem) => problems.push(format!("{}: {problem}", seats[index].host)),
         }
     }
-    Err(ImageError::Registry {
-        reference: name.to_owned(),
-        problem: problems.join("; "),
-    })
+    Err(not_had(name, guard.as_ref(), problems.join("; ")))
+}
+
+/// Why nobody gave it: it was refused to ask, or nobody had it.
+fn not_had(name: &str, guard: Option<&Guard>, problem: String) -> ImageError {
+    let reference = name.to_owned();
+    match guard.and_then(Guard::refusal) {
+        Some(why) => ImageError::NotAllowed { reference, why },
+        None => ImageError::Registry { reference, problem },
+    }
 }
 
 fn read_reference(name: &str) -> Result<Reference, ImageError> {
@@ -119,7 +137,8 @@ fn seat(
     reference: &Reference,
     credentials: Option<&Credentials>,
     registries: &Registries,
-) -> Seat {
+    guard: Option<&Guard>,
+) -> Result<Seat, String> {
     install_tls();
     let (host, repository) = (host.to_owned(), reference.repository().to_owned());
     let there = match (reference.digest(), reference.tag()) {
@@ -137,18 +156,22 @@ fn seat(
         protocol,
         connect_timeout: Some(CONNECT_MAX),
         read_timeout: Some(SILENCE_MAX),
+        http_proxy: guard.map(Guard::url),
+        https_proxy: guard.map(Guard::url),
         ..ClientConfig::default()
     };
     let auth = match credentials.or_else(|| registries.credentials(&host)) {
         Some(own) => RegistryAuth::Basic(own.username.clone(), own.password.clone()),
         None => RegistryAuth::Anonymous,
     };
-    Seat {
-        client: Client::new(config),
+    // Not `new`: what that falls back to has no guard.
+    let client = Client::try_from(config).map_err(|error| with_causes(&error))?;
+    Ok(Seat {
+        client,
         reference: there,
         auth,
         host,
-    }
+    })
 }
 
 /// The one provider of cryptography in this process.
@@ -191,10 +214,8 @@ impl Store for RegistryStore {
                 Err(problem) => problems.push(format!("{}: {problem}", seat.host)),
             }
         }
-        Err(ImageError::Registry {
-            reference: self.name.clone(),
-            problem: format!("{}: {}", blob.digest, problems.join("; ")),
-        })
+        let problem = format!("{}: {}", blob.digest, problems.join("; "));
+        Err(not_had(&self.name, self.guard.as_ref(), problem))
     }
 }
 

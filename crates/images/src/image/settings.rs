@@ -18,6 +18,8 @@ use std::{
 
 use serde::Deserialize;
 
+use super::guard::Allowed;
+
 /// How long the settings may be, in bytes.
 const SETTINGS_BYTES_MAX: u64 = 256 * 1024;
 /// How long a password in a file may be, in bytes.
@@ -77,6 +79,7 @@ impl fmt::Debug for Credentials {
 pub struct Registries {
     by_host: BTreeMap<String, Registry>,
     insecure: Vec<String>,
+    allowed: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -144,12 +147,31 @@ impl Registries {
         Ok(Self {
             by_host,
             insecure: Vec::new(),
+            allowed: None,
         })
     }
 
     /// Lets a registry be spoken to without TLS: a host for all its ports, or `host:port`.
     pub fn allow_insecure(&mut self, registry: &str) {
         self.insecure.push(registry.to_owned());
+    }
+
+    /// From now on images come only from these: hosts, `host:port`, or `public` for whatever has a
+    /// public address. Registries and mirrors of the settings are among them. Until this is called
+    /// every place may be asked, which is for an operator's own builds.
+    pub fn allow_only(&mut self, names: &[String]) {
+        self.allowed = Some(names.to_vec());
+    }
+
+    /// Where images may come from; everywhere if none.
+    pub(super) fn allowed(&self) -> Option<Allowed> {
+        let mut allowed = Allowed::new(self.allowed.as_ref()?);
+        for (host, registry) in &self.by_host {
+            for name in registry.mirrors.iter().chain([host]) {
+                allowed.add(name);
+            }
+        }
+        Some(allowed)
     }
 
     /// Adds credentials for a registry.

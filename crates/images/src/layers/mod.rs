@@ -21,6 +21,8 @@ pub(crate) mod confined;
 mod content;
 mod entry;
 pub mod fuzzing;
+#[cfg(test)]
+mod reference_tests;
 mod unpack;
 
 pub(crate) use confined::Confined;

@@ -5,9 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use sandhold_platform::{
     BuildLogLevel, BuildLogLine, BuildPart, BuildState, BuildView, LogPage, NewBuild,
 };
-use sandhold_types::{BuildId, Clock, Namespace, TemplateId, Timestamp};
+use sandhold_types::{BuildId, Clock, Namespace, Resources, TemplateId, Timestamp};
 
+use super::journal::Written;
 use crate::{
+    faults::Faults,
     progress::{Event, Progress, Stage},
     steps::Output,
 };
@@ -26,6 +28,7 @@ pub(super) struct Job {
     pub(super) new: NewBuild,
     pub(super) announced_at: Timestamp,
     clock: Arc<dyn Clock>,
+    faults: Arc<Faults>,
     inner: Mutex<Inner>,
 }
 
@@ -45,6 +48,7 @@ impl Job {
         build: BuildId,
         new: NewBuild,
         clock: Arc<dyn Clock>,
+        faults: Arc<Faults>,
     ) -> Self {
         Self {
             namespace,
@@ -53,6 +57,7 @@ impl Job {
             new,
             announced_at: clock.now(),
             clock,
+            faults,
             inner: Mutex::new(Inner {
                 state: BuildState::Waiting,
                 begun: false,
@@ -61,6 +66,39 @@ impl Job {
                 bytes: 0,
             }),
         }
+    }
+
+    /// One of an earlier process, and how it ended.
+    pub(super) fn recalled(
+        written: Written,
+        state: BuildState,
+        clock: Arc<dyn Clock>,
+        faults: Arc<Faults>,
+    ) -> Self {
+        let new = NewBuild {
+            name: written.name,
+            tags: Vec::new(),
+            resources: Resources::default(),
+        };
+        let announced_at = written.announced_at;
+        let (template, build) = (written.template, written.build);
+        let job = Self {
+            announced_at,
+            ..Self::new(written.namespace, template, build, new, clock, faults)
+        };
+        job.take_beginning();
+        match state {
+            BuildState::Failed { part, message } => job.fail(part, message),
+            state => job.set_state(state),
+        }
+        job
+    }
+
+    /// How it stands, to be written down.
+    pub(super) fn written(&self) -> Written {
+        let ids = (&self.namespace, &self.template, &self.build);
+        let state = self.inner().state.clone();
+        Written::new(ids, &self.new.name, self.announced_at, &state)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -130,6 +168,9 @@ impl Job {
 
 impl Progress for Job {
     fn report(&self, event: Event) {
+        if let Some(step) = fault_point(&event) {
+            self.faults.reach(step);
+        }
         match event {
             Event::Begin { stage } => {
                 let part = part_of(stage);
@@ -170,6 +211,24 @@ impl Progress for Job {
     }
 }
 
+/// Which journalled step an event begins, so that a death at each is a test (R-L3).
+fn fault_point(event: &Event) -> Option<&'static str> {
+    Some(match event {
+        Event::Begin { stage } => match stage {
+            Stage::RootFs => "build.base",
+            Stage::Agent => "build.agent",
+            Stage::Warm => "build.warm",
+            Stage::Capture => "build.capture",
+            Stage::Publish => "build.publish",
+            Stage::Wait | Stage::Wheels | Stage::SetUp => return None,
+        },
+        Event::Step { .. } => "build.unpack",
+        Event::Instruction { cached: false, .. } => "build.step",
+        Event::Output { .. } => "build.output",
+        _ => return None,
+    })
+}
+
 fn part_of(stage: Stage) -> BuildPart {
     match stage {
         Stage::Wait | Stage::RootFs | Stage::Wheels | Stage::SetUp => BuildPart::Base,
@@ -179,7 +238,7 @@ fn part_of(stage: Stage) -> BuildPart {
 
 #[cfg(test)]
 mod tests {
-    use sandhold_types::{Resources, SystemClock, SystemEntropy};
+    use sandhold_types::{SystemClock, SystemEntropy};
 
     use super::*;
 
@@ -195,6 +254,7 @@ mod tests {
             BuildId::generate(&SystemEntropy),
             new,
             Arc::new(SystemClock),
+            Arc::default(),
         )
     }
 

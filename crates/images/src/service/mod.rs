@@ -6,22 +6,25 @@
 //!                                 one at a time
 //! ```
 //!
-//! Owns: the builds that were announced in this process and their logs, in memory, and the files
-//! that were sent for them. What comes of a build is the catalogue's.
+//! Owns: the builds that were announced in this process and their logs, in memory, how those that
+//! were begun stand, on disk, and the files that were sent for them. What comes of a build is the
+//! catalogue's.
 //!
 //! Invariants:
 //! - A tenant sees, begins and uses only its own: builds, files and cached steps.
 //! - A build holds the catalogue's building lock while it works, so it never meets a builder of
 //!   another process, and opens its kitchen only then.
-//! - Whatever way a build ends, its state says so. A build that was under way when the process ended
-//!   is unknown afterwards; its template is what it was before.
+//! - Whatever way a build ends, its state says so. One that was under way when the process ended is
+//!   told to have been interrupted, unless it was published; its template is what it was before.
 
 mod job;
+mod journal;
+mod kitchens;
 mod uploads;
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -29,24 +32,31 @@ use async_trait::async_trait;
 use sandhold_platform::{
     AnnouncedBuild, BuildBase, BuildPart, BuildPlan, BuildState, BuildStep, BuildView, Egress,
     FilesHash, LogPage, NewBuild, PlatformError, StartWith, TagView, TemplateBuilds,
-    Upload as Body,
+    Upload as Body, is_full_disk,
 };
 use sandhold_types::{BuildId, Clock, Entropy, Namespace, TemplateId};
 use tokio::sync::Semaphore;
 
-use self::{job::Job, uploads::Uploads};
+pub use self::kitchens::{INSTANCES, Kitchen, Kitchens, clear_interrupted};
+use self::{job::Job, journal::Journal, uploads::Uploads};
 use crate::{
+    Builds,
     builder::{self, BuildError, BuildRequest, Builder, Cache, Promised},
     catalogue::{Catalogue, is_tag},
     definition::{AgentSettings, Definition, Fallback, Source, Start, is_template_name},
+    faults::Faults,
     image::{Credentials, ImageSource, Registries, with_causes},
-    oven::Oven,
     progress::{Progress, Silent},
     steps::{PlannedStep, Step, Upload},
 };
 
 /// How many builds of one tenant may be announced or under way.
 const OPEN_PER_TENANT_MAX: usize = 32;
+/// How much disk is free when a build begins, in MiB.
+const FREE_MIB_MIN: u64 = 1024;
+/// What a tenant is told whose build met a full disk.
+const FULL_DISK: &str = "the machine's disk is full (capacity_exceeded); nothing of the build was \
+                         kept but finished steps, build it again when there is room";
 /// How many builds are remembered.
 const JOBS_MAX: usize = 1_000;
 /// How many steps a build may have.
@@ -55,25 +65,6 @@ const STEPS_MAX: usize = 500;
 const TAGS_MAX: usize = 32;
 /// How long the reason of a failure may be, in characters.
 const MESSAGE_CHARACTERS_MAX: usize = 4_000;
-
-/// Where the sandboxes of builds run. Opened by whoever has the building lock.
-#[async_trait]
-pub trait Kitchens: Send + Sync + std::fmt::Debug {
-    /// Opens the kitchen of a catalogue.
-    ///
-    /// # Errors
-    /// What the machine lacks.
-    async fn open(
-        &self,
-        catalogue: &Path,
-    ) -> Result<Box<dyn Kitchen>, Box<dyn std::error::Error + Send + Sync>>;
-}
-
-/// An open kitchen.
-pub trait Kitchen: Send + Sync {
-    /// Its oven.
-    fn oven(&self) -> Oven<'_>;
-}
 
 /// What a build service is made of.
 #[derive(Debug)]
@@ -92,6 +83,8 @@ pub struct BuildServiceParts {
     pub clock: Arc<dyn Clock>,
     /// Randomness.
     pub entropy: Arc<dyn Entropy>,
+    /// Where it dies on purpose.
+    pub faults: Arc<Faults>,
 }
 
 /// Carries out builds.
@@ -104,23 +97,35 @@ pub struct BuildService {
 struct Shared {
     parts: BuildServiceParts,
     uploads: Uploads,
+    journal: Journal,
     jobs: Mutex<BTreeMap<BuildId, Arc<Job>>>,
     turn: Semaphore,
 }
 
 impl BuildService {
-    /// A service without builds.
-    #[must_use]
-    pub fn new(parts: BuildServiceParts) -> Self {
+    /// A service that knows how the builds of an earlier process ended.
+    ///
+    /// # Errors
+    /// What is written down of them cannot be listed.
+    pub fn open(parts: BuildServiceParts) -> std::io::Result<Self> {
+        let journal = Journal::new(&parts.directory);
+        let is_there = |build: &BuildId| parts.catalogue.build(build).is_some();
+        let recalled = journal.recall(is_there)?;
+        let jobs = recalled.into_iter().map(|(written, state)| {
+            let (clock, faults) = (Arc::clone(&parts.clock), Arc::clone(&parts.faults));
+            let job = Job::recalled(written, state, clock, faults);
+            (job.build.clone(), Arc::new(job))
+        });
         let shared = Shared {
             uploads: Uploads::new(&parts.directory),
-            parts,
-            jobs: Mutex::default(),
+            jobs: Mutex::new(jobs.collect()),
+            journal,
             turn: Semaphore::new(1),
+            parts,
         };
-        Self {
+        Ok(Self {
             shared: Arc::new(shared),
-        }
+        })
     }
 
     fn job(&self, namespace: &Namespace, template: &str, build: &BuildId) -> Option<Arc<Job>> {
@@ -152,6 +157,7 @@ impl TemplateBuilds for BuildService {
             build.clone(),
             new.clone(),
             Arc::clone(&self.shared.parts.clock),
+            Arc::clone(&self.shared.parts.faults),
         );
         self.shared.admit(job)?;
         Ok(AnnouncedBuild {
@@ -190,10 +196,22 @@ impl TemplateBuilds for BuildService {
             template: template.to_owned(),
             build: build.clone(),
         })?;
+        self.shared.check_disk()?;
         let (definition, steps) = self.shared.plan(&job, &plan)?;
         if !job.take_beginning() {
             let text = format!("build {build} was begun already");
             return Err(PlatformError::Invalid(text));
+        }
+        // From here on it is answered for, whatever becomes of this process.
+        if let Err(error) = self.shared.journal.write(&job.written()) {
+            job.fail(
+                BuildPart::Base,
+                String::from("it could not be written down"),
+            );
+            return Err(PlatformError::Node {
+                step: "writing the build down",
+                source: error.into(),
+            });
         }
         let cache = if plan.force {
             Cache::Ignore
@@ -205,6 +223,7 @@ impl TemplateBuilds for BuildService {
             let ending = Ending(Arc::clone(&job));
             shared.carry_out(&job, &definition, &steps, cache).await;
             drop(ending);
+            shared.note(&job);
         });
         Ok(())
     }
@@ -317,9 +336,33 @@ impl Shared {
                 break;
             };
             jobs.remove(&oldest);
+            self.journal.forget(&oldest);
         }
         jobs.insert(job.build.clone(), Arc::new(job));
         Ok(())
+    }
+
+    /// Whether there is room to begin a build in; how much one takes nobody knows before.
+    fn check_disk(&self) -> Result<(), PlatformError> {
+        // Without a figure it is tried.
+        let disk = rustix::fs::statvfs(&self.parts.directory);
+        let free_mib = disk.map_or(u64::MAX, |s| s.f_bavail.saturating_mul(s.f_frsize) >> 20);
+        if free_mib < FREE_MIB_MIN {
+            return Err(PlatformError::Capacity {
+                what: format!(
+                    "{free_mib} MiB of disk are free, a build begins with {FREE_MIB_MIN} MiB"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes down how a build ended. If that fails, the next start finds it out by the catalogue.
+    fn note(&self, job: &Job) {
+        if let Err(error) = self.journal.write(&job.written()) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(build = %job.build, error, "the end of a build is not written down");
+        }
     }
 
     /// What a plan means here.
@@ -432,7 +475,10 @@ impl Shared {
         let _turn = self.turn.acquire().await;
         job.set_state(BuildState::Building);
         match self.build(job, definition, steps, cache).await {
-            Ok(()) => job.set_state(BuildState::Ready),
+            Ok(()) => {
+                self.parts.faults.reach("build.published");
+                job.set_state(BuildState::Ready);
+            }
             Err(failure) => {
                 tracing::info!(
                     build = %job.build,
@@ -491,7 +537,13 @@ struct Failure {
 impl Failure {
     fn of(error: &BuildError) -> Self {
         let in_full = with_causes(error);
+        let is_full_disk = is_full_disk(error);
         let (part, cause) = match error {
+            BuildError::Step { number, .. } if is_full_disk => {
+                (BuildPart::Step(*number), FULL_DISK.to_owned())
+            }
+            BuildError::RootFs { .. } if is_full_disk => (BuildPart::Base, FULL_DISK.to_owned()),
+            _ if is_full_disk => (BuildPart::Finish, FULL_DISK.to_owned()),
             BuildError::Step { number, source } => (BuildPart::Step(*number), with_causes(source)),
             BuildError::RootFs { source, .. } => (BuildPart::Base, with_causes(source)),
             BuildError::Bake { source, .. } => (BuildPart::Finish, with_causes(source)),

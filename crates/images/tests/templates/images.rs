@@ -1,7 +1,13 @@
 //! Templates from images: a layout, a docker archive, a real registry; with an engine and a network
 //! that only pretend.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    path::PathBuf,
+    sync::Arc,
+};
 
 use crate::pretend::{Behaviour, Pretend};
 use crate::support::{Access, Compression, Registry, TestImage, archive};
@@ -291,4 +297,57 @@ async fn plain_http_needs_to_be_allowed() {
     assert!(world.build_from(&name).await.is_err());
     world.registries.allow_insecure(&registry.address);
     assert_is_sample(&world.build_from(&name).await.unwrap());
+}
+
+/// A registry that sends every client on to `target`, in the way that `answer` says.
+fn sender_on(answer: &'static str, target: &TcpListener) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let answer = answer.replace("TARGET", &target.local_addr().unwrap().to_string());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_tenant_cannot_have_the_host_fetch_from_where_only_the_host_reaches() {
+    // R-P2
+    let mut world = World::new().await;
+    let registry = Registry::start(Access::Everybody);
+    let name = registry.push(&sample(), "sample:1");
+    let list = |name: &str| vec![String::from("public"), name.to_owned()];
+    world.registries.allow_only(&list("other"));
+    let text = told(&world.build_from(&name).await.unwrap_err());
+    let mend = format!("--registry-allow {}", registry.address);
+    assert!(text.contains(&mend), "{text}");
+    world.registries.allow_only(&list(&registry.address));
+    assert_is_sample(&world.build_from(&name).await.unwrap());
+    // Neither does one that may be asked lead there.
+    let inside = TcpListener::bind("127.0.0.1:0").unwrap();
+    inside.set_nonblocking(true).unwrap();
+    for answer in [
+        "HTTP/1.1 307 On\r\nlocation: http://TARGET/secret\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 401 Who\r\nwww-authenticate: Bearer realm=\"http://TARGET/secret\",\
+         service=\"s\"\r\ncontent-length: 0\r\n\r\n",
+    ] {
+        let public = sender_on(answer, &inside);
+        let sample = format!("{public}/sample:1");
+        world.registries.allow_only(&list(&public));
+        let text = told(&world.build_from(&sample).await.unwrap_err());
+        let mend = format!("--registry-allow {}", inside.local_addr().unwrap());
+        assert!(text.contains(&mend), "{text}");
+        assert!(inside.accept().is_err(), "it was asked");
+        // Without the rule it would have been.
+        world.registries.allow_only(&list("127.0.0.1"));
+        let asked = world.build_from(&sample);
+        let asked = tokio::time::timeout(std::time::Duration::from_secs(2), asked).await;
+        assert!(!matches!(asked, Ok(Ok(_))));
+        assert!(inside.accept().is_ok(), "{answer}: it leads nowhere");
+    }
 }

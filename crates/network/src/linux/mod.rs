@@ -45,6 +45,7 @@ use sandhold_platform::{DialError, Egress};
 use sandhold_types::{Deadline, SandboxId};
 use tokio::net::{TcpSocket, TcpStream};
 
+pub use self::policy::is_out_of_reach;
 use self::{
     dialler::Dialler,
     host::Host,

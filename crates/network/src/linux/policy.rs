@@ -38,6 +38,14 @@ pub(super) const BLOCKED: [(Ipv4Addr, u8); 15] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
+/// Whether an address is out of reach for whoever acts for a tenant.
+#[must_use]
+pub fn is_out_of_reach(address: Ipv4Addr) -> bool {
+    let address = address.to_bits();
+    let mut blocked = BLOCKED.iter();
+    blocked.any(|(base, length)| (address ^ base.to_bits()) >> (32 - length) == 0)
+}
+
 /// Connections and other flows that one sandbox may have open to the outside.
 const FLOWS_MAX: u32 = 2000;
 

@@ -55,6 +55,13 @@ impl Site {
         }
     }
 
+    /// A site on the file system of `parent`.
+    pub(crate) fn within(parent: &Path) -> Self {
+        Self {
+            directory: tempfile::tempdir_in(parent).unwrap(),
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }

@@ -21,7 +21,7 @@ impl Faults {
 
     /// Notes that `step` was reached; does not return if the process is to die there. It dies by
     /// SIGKILL, so that nothing is cleaned up on the way.
-    pub(crate) fn reach(&self, step: &'static str) {
+    pub fn reach(&self, step: &'static str) {
         let mut plan = self
             .plan
             .lock()
