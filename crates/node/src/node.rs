@@ -53,8 +53,9 @@ pub struct NodeConfig {
     /// Engine processes that are made ahead of time, of each template that was asked for lately;
     /// zero for none.
     pub blanks_per_template: usize,
-    /// Sandboxes that are started at the same time; others wait their turn. More than the machine
-    /// has cores makes all of them slower and none faster.
+    /// Sandboxes that are started at the same time; others wait their turn. A start waits for the
+    /// kernel now and then, so a few more than there are cores keep these busy; many more make all of
+    /// them slower and none faster.
     pub launches_max: usize,
     /// How long a sandbox must be without use before its processes are frozen until the next use;
     /// none for never.
@@ -69,7 +70,7 @@ impl Default for NodeConfig {
         Self {
             capacity: CapacityPolicy::default(),
             blanks_per_template: 2,
-            launches_max: cores.max(2),
+            launches_max: cores * 2,
             doze_after: Some(Duration::from_secs(2)),
             snapshot_retention: Retention::default(),
         }

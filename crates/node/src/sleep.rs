@@ -11,7 +11,7 @@
 //!   fails leaves it. Nobody waits for either: right after a capture the disk is busy with its bytes,
 //!   and to remove them takes as long as they are many. A power cut before that ends the woken life as
 //!   it ends every other, and the image is what is left.
-//! - The record and the image of a pause are flushed beside what comes next too ([`sync_image`]).
+//! - The record and the image of a pause are flushed too, if it lasts ([`sync_image`]).
 //! - What the engine says of a capture is checked against what became of the processes.
 
 use std::{
@@ -30,7 +30,7 @@ use crate::{
     capacity,
     create::{self, boot_environment},
     layout::{self, IMAGE_PREFIX},
-    node::Dependencies,
+    node::{Dependencies, off_thread},
     record::{Proof, Record},
 };
 
@@ -40,6 +40,8 @@ pub(crate) const CAPTURE_BUDGET: Duration = Duration::from_secs(300);
 const END_GRACE: Duration = Duration::from_secs(5);
 /// How long a capture that was given up may go on.
 const SETTLE_BUDGET: Duration = Duration::from_secs(60);
+/// How long a sandbox sleeps until its image is brought to the disk; well before the kernel would.
+const FLUSH_AFTER: Duration = Duration::from_secs(5);
 /// How long the agent may take to close its connections before a capture.
 const QUIESCE_BUDGET: Duration = Duration::from_secs(2);
 
@@ -281,9 +283,10 @@ pub(crate) fn build(
     })
 }
 
-/// Brings the image of the sandbox's present life and its record to the disk. Nobody waits for it:
-/// that takes about as long as the capture, and only a power cut in between could tell, which the
-/// processes would not have outlived either. A woken sandbox has no image any more.
+/// Brings the image of the sandbox's present life and its record to the disk, if it sleeps for a
+/// while. Nobody waits for it: only a power cut could tell, which the processes would not have
+/// outlived either. Not at once, because one that is woken or deleted soon would wait for the disk:
+/// bytes that are on their way there cannot be dropped.
 pub(crate) fn sync_image(dependencies: &Dependencies, record: &Record) {
     let id = record.id.clone();
     let image = dependencies.layout.image(&id, record.incarnation);
@@ -292,11 +295,15 @@ pub(crate) fn sync_image(dependencies: &Dependencies, record: &Record) {
         sandhold_images::sync_image(&image)?;
         fs::File::open(written)?.sync_all()
     };
-    tokio::task::spawn_blocking(move || match sync() {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(sandbox = %id, %error, "its image may not outlive a power cut");
+    tokio::spawn(async move {
+        tokio::time::sleep(FLUSH_AFTER).await;
+        match off_thread(sync).await {
+            // Woken or deleted meanwhile: there is no image any more.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(sandbox = %id, %error, "its image may not outlive a power cut");
+            }
+            _ => {}
         }
-        _ => {}
     });
 }
 
