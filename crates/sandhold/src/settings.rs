@@ -97,6 +97,9 @@ pub(crate) fn start_logging(json: bool) {
     let logger = tracing_subscriber::fmt()
         .with_ansi(ansi)
         .with_writer(std::io::stderr)
+        // A log that cannot be written, on a full disk for one, must not end who writes it: what would
+        // be said of it is said by `eprintln!`, which panics.
+        .log_internal_errors(false)
         .with_env_filter(filter);
     if json {
         logger.json().init();
