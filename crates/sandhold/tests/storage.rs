@@ -196,7 +196,8 @@ fn demands(id: &str) -> Vec<(&'static str, String, serde_json::Value)> {
 
 fn assert_whole(site: &Site, server: &Server, ids: &BTreeSet<String>, what: &str) {
     assert_eq!(server.list(), *ids, "{what}");
-    assert_eq!(site.traces().all(), *ids, "{what}");
+    // A blank for which there was no room is unmarked until the auditor has seen it twice.
+    within_budget(what, || site.traces().all() == *ids);
     assert_eq!(site.snapshots_on_disk(), server.snapshots(), "{what}");
     for id in ids {
         let images = images_of(site, id);
