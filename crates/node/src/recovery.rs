@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use sandhold_engine::InstanceStatus;
+use sandhold_engine::{InstanceRef, InstanceStatus};
 use sandhold_platform::{PauseKeeps, Sleep};
 use sandhold_types::{
     Actor, Deadline, EndReason, Incarnation, SandboxId, SandboxState, SnapshotId,
@@ -35,7 +35,7 @@ use crate::{
     record::{Image, Proof, Record},
     registry::{ENDED_MAX, Entry, Full},
     remove,
-    sleep::{self, CAPTURE_BUDGET},
+    sleep::{self, CAPTURE_BUDGET, END_GRACE},
     snapshots,
 };
 
@@ -216,6 +216,24 @@ impl Found {
     }
 }
 
+/// What there is of an instance. A capture for a pause that is done takes the processes along, which
+/// may take a moment; one that is seen in that moment must not be taken for one that runs on.
+async fn settled_status(
+    dependencies: &Dependencies,
+    record: &Record,
+    instance: &InstanceRef,
+) -> Result<InstanceStatus, NodeError> {
+    let status = dependencies.inspect(instance).await?;
+    let is_going = record.state == SandboxState::Pausing
+        && status == InstanceStatus::Running
+        && sleep::has_image(dependencies, record).await;
+    if !is_going {
+        return Ok(status);
+    }
+    let _ = tokio::time::timeout(END_GRACE, dependencies.engine.wait(instance)).await;
+    Ok(dependencies.inspect(instance).await?)
+}
+
 async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recovered, NodeError> {
     let dependencies = node.dependencies();
     let instance = dependencies.layout.instance(&record.id, record.incarnation);
@@ -228,7 +246,7 @@ async fn recover_one(node: &Node, record: Record, found: &Found) -> Result<Recov
         let deadline = Deadline::after(now, CAPTURE_BUDGET);
         dependencies.engine.settle(&instance, deadline).await?;
     }
-    let status = dependencies.inspect(&instance).await?;
+    let status = settled_status(dependencies, &record, &instance).await?;
     let plan = plan(&record, &status, &dependencies.snapshots.temporary());
     let mut record = record;
     let now = dependencies.clock.now();

@@ -37,7 +37,7 @@ use crate::{
 /// How long a capture may take. Nobody's deadline: one that is given up half-way costs the sandbox.
 pub(crate) const CAPTURE_BUDGET: Duration = Duration::from_secs(300);
 /// How long the processes may take to go after a capture that took them along.
-const END_GRACE: Duration = Duration::from_secs(5);
+pub(crate) const END_GRACE: Duration = Duration::from_secs(5);
 /// How long a capture that was given up may go on.
 const SETTLE_BUDGET: Duration = Duration::from_secs(60);
 /// How long a sandbox sleeps until its image is brought to the disk; well before the kernel would.
@@ -171,7 +171,7 @@ fn capture_error(
 }
 
 /// Whether there is anything of an image of the sandbox's present life.
-async fn has_image(dependencies: &Dependencies, record: &Record) -> bool {
+pub(crate) async fn has_image(dependencies: &Dependencies, record: &Record) -> bool {
     let image = dependencies.layout.image(&record.id, record.incarnation);
     let look = move || fs::read_dir(image).is_ok_and(|mut entries| entries.next().is_some());
     tokio::task::spawn_blocking(look).await.unwrap_or(false)
