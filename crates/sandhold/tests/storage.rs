@@ -87,7 +87,11 @@ impl Volume {
     }
 
     fn unmount(&self) {
-        run("umount", &[self.path().to_str().unwrap()]);
+        // A process that is on its way out holds its files a moment longer than its command line.
+        within_budget("unmounting", || {
+            let unmounted = Command::new("umount").arg(self.path()).output().unwrap();
+            unmounted.status.success()
+        });
     }
 
     /// Ends what works on this file system, as the power that goes does.
