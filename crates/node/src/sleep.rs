@@ -293,7 +293,7 @@ pub(crate) fn sync_image(dependencies: &Dependencies, record: &Record) {
     let written = dependencies.layout.record(&id);
     let sync = move || {
         sandhold_images::sync_image(&image)?;
-        fs::File::open(written)?.sync_all()
+        layout::sync(&written)
     };
     tokio::spawn(async move {
         tokio::time::sleep(FLUSH_AFTER).await;
